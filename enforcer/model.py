@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The words every part of Ringfence shares: plain, frozen facts without behaviour or I/O.
+
+Sizes are bytes, GPUs are named by their PCI address (``dddd:bb:dd.f``, lower case), an unknown
+value is ``None`` and never 0.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+MIB = 1 << 20
+
+_BDF = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])")
+
+
+def pci_key(bdf: str) -> int:
+    """Pack a PCI address into the integer that names a GPU in the BPF maps.
+
+    The layout is the kernel's own (``domain << 16 | bus << 8 | device << 3 | function``), so a BPF
+    program can build it from ``struct pci_dev``.
+
+    Raises ValueError for anything but ``dddd:bb:dd.f`` in lower case.
+    """
+    match = _BDF.fullmatch(bdf)
+    if match is None or int(match[3], 16) > 0x1F:
+        raise ValueError(f"PCI address {bdf!r}: expected dddd:bb:dd.f in lower-case hexadecimal")
+    domain, bus, device, function = (int(part, 16) for part in match.groups())
+    return domain << 16 | bus << 8 | device << 3 | function
+
+
+def pci_bdf(key: int) -> str:
+    """The PCI address that ``pci_key`` packed."""
+    return f"{key >> 16:04x}:{key >> 8 & 0xFF:02x}:{key >> 3 & 0x1F:02x}.{key & 7}"
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU of the node, as KFD topology, DRM and PCI sysfs describe it."""
+
+    bdf: str
+    kfd_id: int
+    """``gpu_id`` of the KFD topology node: the number KFD's ioctls carry."""
+    card: int | None
+    """DRM primary minor N of ``/dev/dri/cardN``."""
+    render: int
+    """DRM render minor M of ``/dev/dri/renderDM``."""
+    name: str
+    vram_bytes: int | None
+    cu_count: int
+    gfx_version: int
+    """KFD ``gfx_target_version``: major * 10000 + minor * 100 + stepping."""
+    device_id: int | None = None
+    unique_id: int | None = None
+    numa_node: int | None = None
+    compute_queues: int | None = None
+    xcc_count: int | None = None
+    xgmi_peers: tuple[str, ...] = ()
+    compute_partition: str | None = None
+    memory_partition: str | None = None
+
+    @property
+    def cu_per_wgp(self) -> int:
+        """CUs that share a work-group processor and can only be masked together: 2 from gfx10."""
+        return 2 if self.gfx_version >= 100000 else 1
+
+
+class ContainerKind(StrEnum):
+    """What kubelet runs a container as; the pod's limit is booked by kind."""
+
+    INIT = "init"
+    SIDECAR = "sidecar"
+    APP = "app"
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one container gets of one GPU."""
+
+    bdf: str
+    vram_bytes: int | None
+    """The promise, to the byte; None is the whole GPU: accounted, never limited."""
+    cus: str | None = None
+    """CU id list as in ``HSA_CU_MASK`` (``0-3,8``); None is every CU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """One container's shares, as the device plugin gave them out at Allocate."""
+
+    pod_uid: str
+    namespace: str
+    pod: str
+    container: str
+    kind: ContainerKind
+    device_ids: tuple[str, ...]
+    """The kubelet device ids this slice answers for: all PreStartContainer will name."""
+    shares: tuple[Share, ...]
+    created: str
+    """RFC 3339 time of the Allocate, UTC."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What is unique on the node: pod UID and container name."""
+        return self.pod_uid, self.container
+
+
+@dataclass(frozen=True, slots=True)
+class PodCgroup:
+    """The cgroup of a pod."""
+
+    uid: str
+    path: str
+    """Relative to the root of the cgroup2 mount, without a leading slash."""
+    cgroup_id: int
+    """Inode of the directory: what ``bpf_get_current_cgroup_id`` returns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """A running container: its cgroup, and its name once the runtime's record tells it."""
+
+    id: str
+    pod: PodCgroup
+    path: str
+    cgroup_id: int
+    name: str | None = None
+    sandbox: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The most VRAM a cgroup may hold on one GPU."""
+
+    path: str
+    cgroup_id: int
+    bdf: str
+    vram_bytes: int | None
+    """The slice; None is accounted without a limit."""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """The key of this limit in the BPF maps: (cgroup id, GPU)."""
+        return self.cgroup_id, pci_key(self.bdf)
+
+
+class Layer(StrEnum):
+    """The independent means by which a slice is held."""
+
+    GATE = "gate"
+    DMEM = "dmem"
+    HOOK = "hook"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerState:
+    """Whether a layer holds, in the words used everywhere: ``on`` or ``off: <why>``."""
+
+    layer: Layer
+    reason: str | None = None
+    """None: on. Otherwise why it is off."""
+
+    @property
+    def on(self) -> bool:
+        return self.reason is None
+
+    def __str__(self) -> str:
+        return "on" if self.reason is None else f"off: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Protection:
+    """Which layers hold one cgroup on one GPU right now, each proven by reading back."""
+
+    path: str
+    bdf: str
+    layers: tuple[LayerState, ...]
+
+    @property
+    def held(self) -> bool:
+        """True if a layer the tenant cannot reach, the gate or dmem, holds the limit."""
+        return any(state.on and state.layer is not Layer.HOOK for state in self.layers)
+
+
+@dataclass(frozen=True, slots=True)
+class HostSupport:
+    """What this node can hold, found by trying."""
+
+    gate: LayerState
+    dmem: LayerState
+    ledger: str
+    """Source of the accounting: ``bo``, ``ioctl``, ``sysfs`` or ``none``."""
+    dmem_regions: tuple[tuple[str, str], ...] = ()
+    """(BDF, region name as the kernel spells it)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """VRAM of one cgroup on one GPU, from every source side by side; None is unknown."""
+
+    requested: int | None = None
+    """Sum of the live buffers it asked for (the ledger)."""
+    resident: int | None = None
+    """Of those, in VRAM now (the ledger)."""
+    page_tables: int | None = None
+    peak: int | None = None
+    refusals: int | None = None
+    dmem_current: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerUsage:
+    """One row of the per-container table."""
+
+    namespace: str
+    pod: str
+    pod_uid: str
+    container: str
+    cgroup: str
+    bdf: str
+    limit: int | None
+    """None: whole GPU."""
+    usage: Usage
+    layers: tuple[LayerState, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The node as the enforcer's last pass saw it; metrics and the local API read only this."""
+
+    time: float
+    """Unix seconds at the end of the pass."""
+    support: HostSupport
+    gpus: tuple[Gpu, ...]
+    containers: tuple[ContainerUsage, ...]
+    problems: tuple[str, ...] = ()
+    """One line each: what could not be read or put in place, and why."""
