@@ -139,6 +139,8 @@ class Limit:
     bdf: str
     vram_bytes: int | None
     """The slice; None is accounted without a limit."""
+    slices: int = 1
+    """How many containers' slices may be in use at once below this limit."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -152,6 +154,23 @@ class Layer(StrEnum):
     GATE = "gate"
     DMEM = "dmem"
     HOOK = "hook"
+
+
+class Why(StrEnum):
+    """Every reason for which a layer is off, as a label value stable enough to alert on."""
+
+    NOT_LOADED = "gate not loaded"
+    NOT_PROVEN = "gate self-test not refused"
+    MAP_FULL = "gate map full"
+    NO_CGROUP2 = "no cgroup2 mount"
+    NO_REGION = "no dmem region for this GPU"
+    NO_CONTROLLER = "dmem not enabled for the cgroup"
+    BUSY = "dmem refused by processes in a parent cgroup"
+    NOT_TAKEN = "dmem.max unchanged by a successful write"
+    DENIED = "permission denied"
+    VANISHED = "cgroup vanished"
+    NOT_IN_PLACE = "limit not read back"
+    REFUSED = "refused by the kernel"
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +230,20 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuLoad:
+    """What one GPU is doing as a whole; None is not reported by this GPU."""
+
+    bdf: str
+    vram_used: int | None = None
+    """Bytes, the kernel's own buffers and page tables included."""
+    busy_percent: int | None = None
+    temperature: float | None = None
+    """Degrees Celsius."""
+    power: float | None = None
+    """Watts."""
+
+
+@dataclass(frozen=True, slots=True)
 class ContainerUsage:
     """One row of the per-container table."""
 
@@ -218,7 +251,9 @@ class ContainerUsage:
     pod: str
     pod_uid: str
     container: str
+    """The container's name; its id until the runtime's record names it; "" is the pod itself."""
     cgroup: str
+    """Path relative to the cgroup2 root."""
     bdf: str
     limit: int | None
     """None: whole GPU."""
@@ -237,3 +272,10 @@ class Snapshot:
     containers: tuple[ContainerUsage, ...]
     problems: tuple[str, ...] = ()
     """One line each: what could not be read or put in place, and why."""
+    loads: tuple[GpuLoad, ...] = ()
+    pass_seconds: float = 0.0
+    """Wall time of the pass."""
+    counters: tuple[tuple[str, int], ...] = ()
+    """The gate's and the ledger's counters, by their names in the BPF maps."""
+    map_fill: tuple[tuple[str, int, int], ...] = ()
+    """(BPF map, entries used, entries it can hold)."""

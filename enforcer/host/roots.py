@@ -16,3 +16,4 @@ class Roots:
     run: Path = Path("/run")
     dev: Path = Path("/dev")
     cgroup: Path = Path("/sys/fs/cgroup")
+    share: Path = Path("/usr/share")

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""KFD, the compute side of amdgpu, in sysfs: topology and VRAM per process.
+
+Formats: drivers/gpu/drm/amd/amdkfd/kfd_topology.c and kfd_process.c.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from enforcer.host.files import FileError, FileVanished, optional, read_int, read_map
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+XGMI = 11
+"""``type`` of a link between GPUs of one hive (CRAT: CRAT_IOLINK_TYPE_XGMI)."""
+
+_LOCAL_HEAPS = (1, 2)  # CRAT heap types: frame buffer, public and private
+
+
+@dataclass(frozen=True, slots=True)
+class KfdLink:
+    """A direct way from one topology node to another."""
+
+    node_to: int
+    type: int
+
+
+@dataclass(frozen=True, slots=True)
+class KfdNode:
+    """One node of the topology. ``gpu_id`` 0 is a CPU."""
+
+    node: int
+    gpu_id: int
+    properties: Mapping[str, int]
+    links: tuple[KfdLink, ...] = ()
+    local_memory: int | None = None
+    """Bytes of the node's own memory banks; None where the kernel lists none."""
+
+    @property
+    def pci_domain(self) -> int:
+        return self.properties.get("domain", 0)
+
+    @property
+    def location(self) -> int:
+        """bus << 8 | device << 3 | function, the last or-ed with the partition's number."""
+        return self.properties.get("location_id", 0)
+
+
+def topology(sys: Path) -> tuple[list[KfdNode], list[str]]:
+    """Every node of the topology in order, and a line for each one that cannot be read.
+
+    Empty without the driver.
+    """
+    nodes: list[KfdNode] = []
+    problems: list[str] = []
+    for directory in _numbered(sys / "class/kfd/kfd/topology/nodes"):
+        try:
+            nodes.append(_node(directory))
+        except FileError as error:
+            problems.append(f"KFD node {directory.name}: {error}")
+    return nodes, problems
+
+
+def process_vram(sys: Path) -> dict[int, dict[int, int]]:
+    """Bytes of VRAM each process asked KFD for: ``{pid: {gpu_id: bytes}}``.
+
+    Pids are those of the initial namespace. Evicted buffers are included. Processes that exit
+    while being read are left out.
+    """
+    processes: dict[int, dict[int, int]] = {}
+    for directory in _numbered(sys / "class/kfd/kfd/proc"):
+        vram: dict[int, int] = {}
+        try:
+            for path in sorted(directory.glob("vram_*")):
+                vram[int(path.name.removeprefix("vram_"))] = read_int(path)
+        except (FileVanished, ValueError):
+            continue
+        processes[int(directory.name)] = vram
+    return processes
+
+
+def _node(directory: Path) -> KfdNode:
+    gpu_id = read_int(directory / "gpu_id")
+    properties = read_map(directory / "properties")
+    links = [
+        KfdLink(link["node_to"], link["type"])
+        for kind in ("io_links", "p2p_links")
+        for path in _numbered(directory / kind)
+        if (link := read_map(path / "properties")).keys() >= {"node_to", "type"}
+    ]
+    return KfdNode(int(directory.name), gpu_id, properties, tuple(links), _local_memory(directory))
+
+
+def _local_memory(directory: Path) -> int | None:
+    banks = [
+        bank
+        for path in _numbered(directory / "mem_banks")
+        if (bank := optional(read_map, path / "properties")) is not None
+    ]
+    local = [bank for bank in banks if bank.get("heap_type") in _LOCAL_HEAPS]
+    return sum(bank.get("size_in_bytes", 0) for bank in local) if local else None
+
+
+def _numbered(directory: Path) -> list[Path]:
+    """The subdirectories named by a number, in numeric order; none where there is no directory."""
+    try:
+        names = [path for path in directory.iterdir() if path.name.isdecimal()]
+    except OSError:
+        return []
+    return sorted(names, key=lambda path: int(path.name))

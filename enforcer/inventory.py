@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GPUs of a node, from what KFD and DRM say of them.
+
+A GPU is what KFD has a topology node for: without one nothing computes on it. KFD's
+``drm_render_minor`` ties the node to its DRM device. The DRM device names the PCI function; KFD's
+domain and location are the check, and the only source for a partition, whose DRM device is a
+platform device without an address.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from enforcer.host import drm, kfd, pciids
+from enforcer.model import Gpu
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from enforcer.host.drm import DrmDevice
+    from enforcer.host.kfd import KfdNode
+    from enforcer.host.roots import Roots
+
+_WHOLE = 0xFF
+
+
+def smi_uuid(unique_id: int | None, device_id: int | None, partition: int = _WHOLE) -> str | None:
+    """The UUID AMD SMI prints for a GPU, or None where the GPU has no unique id.
+
+    Bit layout of ``amdsmi_uuid_gen`` (ROCm/amdsmi, src/amd_smi/amd_smi_uuid.cc): a version 1,
+    variant 2 UUID whose time is the PCI device id and whose clock and node are the 64-bit serial;
+    byte 6 of the first word is the partition's number, 0xff for the GPU as a whole.
+    """
+    if not unique_id or device_id is None:
+        return None
+    first = (unique_id >> 56) << 24 | (partition & 0xFF) << 16 | device_id & 0xFFFF
+    return (
+        f"{first:08x}-0000-1000-80{unique_id >> 48 & 0xFF:02x}"
+        f"-{unique_id >> 32 & 0xFFFF:04x}{unique_id & 0xFFFFFFFF:08x}"
+    )
+
+
+def inventory(
+    nodes: Sequence[KfdNode],
+    devices: Iterable[DrmDevice],
+    names: Mapping[tuple[int, int], str],
+) -> tuple[list[Gpu], list[str]]:
+    """The GPUs in order of PCI address and render minor, and a line for each that is unusable.
+
+    ``names`` are product names by (vendor, device), for GPUs that do not carry their own.
+    A GPU that contradicts itself is left out; the others are not touched by it.
+    """
+    by_render = {device.render: device for device in devices if device.render is not None}
+    gpus: dict[int, Gpu] = {}
+    problems: list[str] = []
+    for node in nodes:
+        if node.gpu_id == 0:
+            continue
+        try:
+            gpus[node.node] = _gpu(node, by_render, names)
+        except ValueError as error:
+            problems.append(f"KFD node {node.node}: {error}")
+    sharing = Counter(gpu.bdf for gpu in gpus.values())
+    found = []
+    for node in nodes:
+        gpu = gpus.get(node.node)
+        if gpu is None:
+            continue
+        if sharing[gpu.bdf] > 1:
+            # mem_info_vram_total is the whole device's; a partition has its own memory banks.
+            gpu = replace(gpu, vram_bytes=node.local_memory)
+        found.append(replace(gpu, xgmi_peers=_peers(node, gpu, gpus)))
+    return sorted(found, key=lambda gpu: (gpu.bdf, gpu.render)), problems
+
+
+def read_inventory(roots: Roots) -> tuple[list[Gpu], list[str]]:
+    """The GPUs of the node below ``roots``, and a line for each that cannot be used."""
+    nodes, problems = kfd.topology(roots.sys)
+    devices, drm_problems = drm.devices(roots.sys)
+    unnamed = {
+        (device.vendor, device.device)
+        for device in devices
+        if device.product_name is None and device.vendor is not None and device.device is not None
+    }
+    gpus, found = inventory(nodes, devices, pciids.device_names(roots.share, unnamed))
+    return gpus, [*problems, *drm_problems, *found]
+
+
+def _gpu(
+    node: KfdNode, by_render: Mapping[int, DrmDevice], names: Mapping[tuple[int, int], str]
+) -> Gpu:
+    properties = node.properties
+    render = properties.get("drm_render_minor", 0)
+    if render <= 0:
+        raise ValueError(
+            "expected a drm_render_minor, found none; is amdgpu's render node disabled?"
+        )
+    device = by_render.get(render)
+    if device is None:
+        raise ValueError(f"no DRM device has its render node renderD{render}")
+    bdf = _bdf(node, device)
+    simds, per_cu = properties.get("simd_count", 0), properties.get("simd_per_cu", 0)
+    if simds <= 0 or per_cu <= 0:
+        raise ValueError(f"{bdf}: expected simd_count and simd_per_cu, found {simds} and {per_cu}")
+    vendor, device_id = _ids(properties, device)
+    return Gpu(
+        bdf=bdf,
+        kfd_id=node.gpu_id,
+        card=device.card,
+        render=render,
+        name=_name(device, vendor, device_id, names),
+        vram_bytes=device.vram_total or node.local_memory,
+        cu_count=simds // per_cu,
+        gfx_version=properties.get("gfx_target_version", 0),
+        device_id=device_id,
+        unique_id=properties.get("unique_id") or device.unique_id,
+        numa_node=device.numa_node,
+        compute_queues=properties.get("num_cp_queues") or None,
+        xcc_count=properties.get("num_xcc") or None,
+        compute_partition=device.compute_partition,
+        memory_partition=device.memory_partition,
+    )
+
+
+def _bdf(node: KfdNode, device: DrmDevice) -> str:
+    location = node.location
+    slot = f"{node.pci_domain:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}"
+    if device.bdf is None:
+        # The function bits carry the partition's number (kfd_topology.c); amdgpu partitions only
+        # physical functions, which are function 0.
+        return f"{slot}.0"
+    if device.bdf.rpartition(".")[0] != slot:
+        raise ValueError(
+            f"KFD places it at {slot}, its render node renderD{device.render} is {device.bdf}"
+        )
+    return device.bdf
+
+
+def _ids(properties: Mapping[str, int], device: DrmDevice) -> tuple[int | None, int | None]:
+    vendor = device.vendor if device.vendor is not None else properties.get("vendor_id")
+    return vendor, device.device if device.device is not None else properties.get("device_id")
+
+
+def _name(
+    device: DrmDevice,
+    vendor: int | None,
+    device_id: int | None,
+    names: Mapping[tuple[int, int], str],
+) -> str:
+    if device.product_name is not None:
+        return device.product_name
+    if vendor is None or device_id is None:
+        return "AMD GPU"
+    return names.get((vendor, device_id)) or f"AMD GPU {vendor:04x}:{device_id:04x}"
+
+
+def _peers(node: KfdNode, gpu: Gpu, gpus: Mapping[int, Gpu]) -> tuple[str, ...]:
+    reached = {
+        gpus[link.node_to].bdf
+        for link in node.links
+        if link.type == kfd.XGMI and link.node_to in gpus
+    }
+    return tuple(sorted(reached - {gpu.bdf}))

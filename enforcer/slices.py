@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checkpoint: the slices given out on this node, written by the device plugin alone.
+
+A JSON object ``{"schema": 1, "slices": [...]}``. It is believed entry by entry: a bad entry is left
+out and reported, garbage or another schema is a CheckpointError, and then the reader keeps what it
+knew before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from enforcer.model import ContainerKind, Share, Slice, pci_key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+SCHEMA = 1
+FILE = "slices.json"
+
+_Item = TypeVar("_Item")
+
+# The pod UID becomes part of a cgroup path, the rest of messages and metric labels.
+_UID = re.compile(r"[0-9a-zA-Z][0-9a-zA-Z_.-]{0,252}")
+_CREATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|\+00:00)")
+_CUS = re.compile(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*")
+_MAX_BYTES = 1 << 62
+
+
+class CheckpointError(Exception):
+    """The checkpoint as a whole cannot be used."""
+
+
+class _Bad(Exception):  # noqa: N818 - never leaves this module
+    """One entry is unusable; the message starts with the path of the field."""
+
+
+def encode(slices: Iterable[Slice]) -> str:
+    """The checkpoint's text."""
+    entries = [
+        {
+            "pod_uid": one.pod_uid,
+            "namespace": one.namespace,
+            "pod": one.pod,
+            "container": one.container,
+            "kind": one.kind.value,
+            "device_ids": list(one.device_ids),
+            "shares": [
+                {"bdf": share.bdf, "vram_bytes": share.vram_bytes, "cus": share.cus}
+                for share in one.shares
+            ],
+            "created": one.created,
+        }
+        for one in slices
+    ]
+    return json.dumps({"schema": SCHEMA, "slices": entries}, indent=1) + "\n"
+
+
+def decode(text: str) -> tuple[list[Slice], list[str]]:
+    """The slices of a checkpoint, and a line for each entry that was left out.
+
+    Raises CheckpointError for what is not a checkpoint of this schema.
+    """
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"expected JSON, found: {error}") from None
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        found = document.get("schema") if isinstance(document, dict) else type(document).__name__
+        raise CheckpointError(f"expected an object with schema {SCHEMA}, found {found!r}")
+    entries = document.get("slices")
+    if not isinstance(entries, list):
+        raise CheckpointError(f"slices: expected a list, found {type(entries).__name__}")
+    slices: dict[tuple[str, str], Slice] = {}
+    problems: list[str] = []
+    for index, entry in enumerate(entries):
+        try:
+            one = _slice(entry, f"slices[{index}]")
+            if one.key in slices:
+                raise _Bad(
+                    f"slices[{index}]: container {one.container!r} of pod {one.pod_uid} twice"
+                )
+            slices[one.key] = one
+        except _Bad as error:
+            problems.append(str(error))
+    return list(slices.values()), problems
+
+
+def read_checkpoint(path: Path) -> tuple[list[Slice], list[str]]:
+    """The slices in the file at ``path`` as ``decode``; none where there is no file yet."""
+    try:
+        text = path.read_text("utf-8")
+    except FileNotFoundError:
+        return [], []
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path}: cannot read: {error}") from error
+    try:
+        slices, problems = decode(text)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    return slices, [f"{path}: {problem}" for problem in problems]
+
+
+def write_checkpoint(path: Path, slices: Iterable[Slice]) -> None:
+    """Replace the file at ``path``: after a crash it is the old one or the new one, never torn.
+
+    Raises OSError, and leaves the old file, when the disk does not take it.
+    """
+    new = path.with_name(f"{path.name}.new")
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(encode(slices))
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _slice(entry: object, where: str) -> Slice:
+    fields = _object(entry, where)
+    shares = _list(fields, "shares", where, _share)
+    if not shares:
+        raise _Bad(f"{where}.shares: expected at least one, found none")
+    kind = _string(fields, "kind", where)
+    if kind not in tuple(ContainerKind):
+        raise _Bad(f"{where}.kind: expected {', '.join(ContainerKind)}, found {kind!r}")
+    return Slice(
+        pod_uid=_string(fields, "pod_uid", where, _UID),
+        namespace=_string(fields, "namespace", where),
+        pod=_string(fields, "pod", where),
+        container=_string(fields, "container", where),
+        kind=ContainerKind(kind),
+        device_ids=_list(fields, "device_ids", where, _device_id),
+        shares=shares,
+        created=_string(fields, "created", where, _CREATED),
+    )
+
+
+def _share(entry: object, where: str) -> Share:
+    fields = _object(entry, where)
+    bdf = _string(fields, "bdf", where)
+    try:
+        pci_key(bdf)
+    except ValueError as error:
+        raise _Bad(f"{where}.bdf: {error}") from None
+    size = fields.get("vram_bytes", _Bad)
+    # bool is an int to Python, not to JSON.
+    if size is not None and (
+        not isinstance(size, int) or isinstance(size, bool) or not 0 < size <= _MAX_BYTES
+    ):
+        found = "none" if size is _Bad else repr(size)
+        raise _Bad(f"{where}.vram_bytes: expected bytes above 0 or null, found {found}")
+    cus = None if fields.get("cus") is None else _string(fields, "cus", where, _CUS)
+    return Share(bdf=bdf, vram_bytes=size, cus=cus)
+
+
+def _device_id(entry: object, where: str) -> str:
+    if not isinstance(entry, str) or not entry:
+        raise _Bad(f"{where}: expected a device id, found {entry!r}")
+    return entry
+
+
+def _object(entry: object, where: str) -> dict[str, Any]:
+    if not isinstance(entry, dict):
+        raise _Bad(f"{where}: expected an object, found {type(entry).__name__}")
+    return entry
+
+
+def _string(
+    fields: dict[str, Any], key: str, where: str, pattern: re.Pattern[str] | None = None
+) -> str:
+    value = fields.get(key)
+    if not isinstance(value, str) or not value:
+        raise _Bad(f"{where}.{key}: expected text, found {value!r}")
+    if pattern is not None and not pattern.fullmatch(value):
+        raise _Bad(f"{where}.{key}: expected the form {pattern.pattern}, found {value!r}")
+    return value
+
+
+def _list(
+    fields: dict[str, Any], key: str, where: str, item: Callable[[object, str], _Item]
+) -> tuple[_Item, ...]:
+    value = fields.get(key)
+    if not isinstance(value, list):
+        raise _Bad(f"{where}.{key}: expected a list, found {type(value).__name__}")
+    return tuple(item(entry, f"{where}.{key}[{index}]") for index, entry in enumerate(value))
