@@ -1,0 +1,428 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The chart, rendered by Helm's own engine: what matters is asserted on the parsed objects."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import helm_python
+import pytest
+import yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CHART = Path(__file__).parents[3] / "charts" / "ringfence"
+Values = dict[str, Any]
+Object = dict[str, Any]
+
+VARIANTS: dict[str, Values] = {
+    "defaults": {},
+    "k3s": {"containerRuntime": {"containerdStateDir": "/run/k3s/containerd", "crioRunRoot": ""}},
+    "microk8s": {
+        "kubeletDir": "/var/snap/microk8s/common/var/lib/kubelet",
+        "containerRuntime": {"containerdStateDir": "/var/snap/microk8s/common/run/containerd"},
+    },
+    "cri-o": {"containerRuntime": {"containerdStateDir": ""}},
+    "service monitor": {"metrics": {"serviceMonitor": {"enabled": True, "labels": {"team": "a"}}}},
+    "pod monitor": {"metrics": {"podMonitor": {"enabled": True, "interval": "1m30s"}}},
+    "annotations": {"metrics": {"podAnnotations": True}, "podAnnotations": {"a/b": "c"}},
+    "no metrics": {"metrics": {"enabled": False}},
+    "on delete": {"updateStrategy": {"type": "OnDelete"}},
+    "one at a time": {
+        "updateStrategy": {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": "10%"}}
+    },
+    "account of one's own": {
+        "serviceAccount": {"create": False, "name": "gpu"},
+        "rbac": {"create": False},
+    },
+    "bare": {
+        "nodeSelector": {"kubernetes.io/os": None, "kubernetes.io/arch": None},
+        "tolerations": [],
+        "priorityClassName": "",
+        "devicePlugin": {"resources": {"requests": None, "limits": None}},
+        "imagePullSecrets": [{"name": "registry"}],
+    },
+}
+
+
+def render(values: Values | None = None) -> list[Object]:
+    with helm_python.Chart.load(CHART) as chart:
+        manifests = chart.render(values or {}, name="rf", namespace="gpu-system")
+    return [
+        document
+        for name, text in manifests.items()
+        if not name.endswith(".txt")
+        for document in yaml.safe_load_all(text)
+        if document is not None
+    ]
+
+
+def only(objects: list[Object], kind: str) -> Object:
+    (found,) = [item for item in objects if item["kind"] == kind]
+    return found
+
+
+def pod_spec(values: Values | None = None) -> Object:
+    spec: Object = only(render(values), "DaemonSet")["spec"]["template"]["spec"]
+    return spec
+
+
+def container(name: str, values: Values | None = None) -> Object:
+    (found,) = [item for item in pod_spec(values)["containers"] if item["name"] == name]
+    return dict(found)
+
+
+def mounts(name: str, values: Values | None = None) -> dict[str, Object]:
+    """The container's host directories: mount path -> mount, with the host's path as ``host``."""
+    spec = pod_spec(values)
+    hosts = {v["name"]: v["hostPath"]["path"] for v in spec["volumes"] if "hostPath" in v}
+    return {
+        mount["mountPath"]: mount | {"host": hosts[mount["name"]]}
+        for mount in container(name, values)["volumeMounts"]
+        if mount["name"] in hosts
+    }
+
+
+@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
+def test_the_chart_passes_helms_linter(values: Values) -> None:
+    report = helm_python.lint(CHART, values, strict=True, kube_version="v1.25.0")
+    assert report["errors"] == []
+    assert [m for m in report["messages"] if m["severity"] > 1] == []
+
+
+@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
+def test_every_object_is_named_and_labelled(values: Values) -> None:
+    for item in render(values):
+        assert item["apiVersion"]
+        assert item["metadata"]["name"].startswith("rf-ringfence")
+        assert item["metadata"]["labels"]["app.kubernetes.io/instance"] == "rf"
+
+
+@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
+def test_the_daemonset_selects_its_own_pods(values: Values) -> None:
+    spec = only(render(values), "DaemonSet")["spec"]
+    labels = spec["template"]["metadata"]["labels"]
+    assert spec["selector"]["matchLabels"].items() <= labels.items()
+
+
+def test_pod_labels_cannot_break_the_selector() -> None:
+    values = {"podLabels": {"app.kubernetes.io/name": "other", "team": "a"}}
+    spec = only(render(values), "DaemonSet")["spec"]
+    labels = spec["template"]["metadata"]["labels"]
+    assert spec["selector"]["matchLabels"].items() <= labels.items()
+    assert labels["team"] == "a"
+
+
+def test_both_containers_run_the_console_script() -> None:
+    names = [item["name"] for item in pod_spec()["containers"]]
+    assert names == ["device-plugin", "enforcer"]
+    for name in names:
+        assert container(name)["command"] == ["ringfence", name]
+        assert container(name)["image"] == "localhost/ringfence:0.1.0"
+
+
+def test_a_digest_wins_over_the_tag() -> None:
+    digest = "sha256:" + "0a" * 32
+    values = {"image": {"repository": "r.example/rf", "tag": "1", "digest": digest}}
+    assert container("enforcer", values)["image"] == f"r.example/rf@{digest}"
+
+
+def test_the_device_plugin_has_no_privilege() -> None:
+    context = container("device-plugin")["securityContext"]
+    assert context["readOnlyRootFilesystem"] is True
+    assert context["allowPrivilegeEscalation"] is False
+    assert context["privileged"] is False
+    assert context["capabilities"] == {"drop": ["ALL"]}
+    assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+
+
+def test_the_enforcer_is_privileged_and_the_api_server_would_take_it() -> None:
+    context = container("enforcer")["securityContext"]
+    assert context["privileged"] is True
+    assert context["readOnlyRootFilesystem"] is True
+    # The API server refuses privileged together with this one.
+    assert "allowPrivilegeEscalation" not in context
+    assert pod_spec()["hostPID"] is True
+
+
+@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
+def test_nothing_takes_a_port_or_the_network_of_the_host(values: Values) -> None:
+    spec = pod_spec(values)
+    assert "hostNetwork" not in spec
+    for item in spec["containers"]:
+        assert all("hostPort" not in port for port in item.get("ports", []))
+
+
+def test_only_the_device_plugin_can_talk_to_the_api_server() -> None:
+    objects = render()
+    assert only(objects, "ServiceAccount")["automountServiceAccountToken"] is False
+    assert pod_spec()["automountServiceAccountToken"] is False
+    tokens = {
+        volume["name"]
+        for volume in pod_spec()["volumes"]
+        if any("serviceAccountToken" in s for s in volume.get("projected", {}).get("sources", []))
+    }
+    holders = {
+        item["name"]: mount["mountPath"]
+        for item in pod_spec()["containers"]
+        for mount in item["volumeMounts"]
+        if mount["name"] in tokens
+    }
+    assert holders == {"device-plugin": "/var/run/secrets/kubernetes.io/serviceaccount"}
+
+
+def test_the_rights_are_exactly_those_the_plugin_needs() -> None:
+    objects = render()
+    role = only(objects, "ClusterRole")
+    rights = {
+        (group, resource): set(rule["verbs"])
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+    assert rights == {
+        ("", "nodes"): {"get", "list", "watch", "patch"},
+        ("", "pods"): {"get", "list", "watch", "patch"},
+        ("", "events"): {"create"},
+    }
+    binding = only(objects, "ClusterRoleBinding")
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    assert binding["subjects"] == [
+        {"kind": "ServiceAccount", "name": "rf-ringfence", "namespace": "gpu-system"}
+    ]
+    assert pod_spec()["serviceAccountName"] == "rf-ringfence"
+
+
+def test_an_account_of_ones_own_brings_its_own_rights() -> None:
+    objects = render(VARIANTS["account of one's own"])
+    assert {item["kind"] for item in objects} == {"DaemonSet"}
+    assert pod_spec(VARIANTS["account of one's own"])["serviceAccountName"] == "gpu"
+
+
+def test_the_device_plugin_sees_three_directories_of_the_host() -> None:
+    seen = mounts("device-plugin")
+    assert {path: mount["host"] for path, mount in seen.items()} == {
+        "/var/lib/kubelet/device-plugins": "/var/lib/kubelet/device-plugins",
+        "/var/lib/ringfence": "/var/lib/ringfence",
+        "/run/ringfence": "/run/ringfence",
+    }
+    assert not any(mount.get("readOnly") for mount in seen.values())
+
+
+def test_the_enforcer_writes_only_cgroups_pins_and_its_socket() -> None:
+    seen = mounts("enforcer")
+    writable = {path for path, mount in seen.items() if not mount.get("readOnly")}
+    assert writable == {"/sys/fs/cgroup", "/sys/fs/bpf", "/run/ringfence"}
+    assert set(seen) - writable == {
+        "/sys",
+        "/var/lib/ringfence",
+        "/run/containerd/io.containerd.runtime.v2.task",
+        "/run/containers/storage/overlay-containers",
+    }
+
+
+@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
+def test_no_mount_keeps_a_dead_containers_file_system_alive(values: Values) -> None:
+    """A private mount of a tree with mounts below it pins them: they must follow the host's."""
+    for path, mount in mounts("enforcer", values).items():
+        if not path.endswith("/ringfence"):
+            assert mount["mountPropagation"] == "HostToContainer", path
+
+
+@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
+def test_volumes_and_mounts_name_each_other(values: Values) -> None:
+    spec = pod_spec(values)
+    volumes = [volume["name"] for volume in spec["volumes"]]
+    assert len(volumes) == len(set(volumes))
+    used = {mount["name"] for item in spec["containers"] for mount in item["volumeMounts"]}
+    assert used == set(volumes)
+
+
+def test_a_runtimes_directory_is_taken_from_where_the_distribution_has_it() -> None:
+    k3s = mounts("enforcer", VARIANTS["k3s"])
+    records = "/run/containerd/io.containerd.runtime.v2.task"
+    assert k3s[records]["host"] == "/run/k3s/containerd/io.containerd.runtime.v2.task"
+    assert not any("containers/storage" in path for path in k3s)
+    crio = mounts("enforcer", VARIANTS["cri-o"])
+    assert records not in crio
+    assert "/run/containers/storage/overlay-containers" in crio
+
+
+def test_the_kubelets_directory_reaches_the_mount_and_the_flag() -> None:
+    directory = "/var/snap/microk8s/common/var/lib/kubelet"
+    plugin = container("device-plugin", VARIANTS["microk8s"])
+    assert f"--kubelet-dir={directory}" in plugin["args"]
+    mount = mounts("device-plugin", VARIANTS["microk8s"])[f"{directory}/device-plugins"]
+    assert mount["host"] == f"{directory}/device-plugins"
+
+
+def test_both_containers_know_their_node() -> None:
+    for name in ("device-plugin", "enforcer"):
+        (node,) = [e for e in container(name)["env"] if e["name"] == "NODE_NAME"]
+        assert node["valueFrom"]["fieldRef"]["fieldPath"] == "spec.nodeName"
+
+
+def test_an_update_starts_the_new_pod_before_the_old_one_goes() -> None:
+    strategy = only(render(), "DaemonSet")["spec"]["updateStrategy"]
+    assert strategy == {
+        "type": "RollingUpdate",
+        "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0},
+    }
+
+
+def test_on_delete_carries_no_rolling_update() -> None:
+    strategy = only(render(VARIANTS["on delete"]), "DaemonSet")["spec"]["updateStrategy"]
+    assert strategy == {"type": "OnDelete"}
+
+
+def test_the_pods_are_critical_to_the_node_and_stay_on_tainted_ones() -> None:
+    spec = pod_spec()
+    assert spec["priorityClassName"] == "system-node-critical"
+    assert {"key": "CriticalAddonsOnly", "operator": "Exists"} in spec["tolerations"]
+    assert spec["nodeSelector"] == {"kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
+
+
+def test_what_is_emptied_is_left_out() -> None:
+    spec = pod_spec(VARIANTS["bare"])
+    assert not {"priorityClassName", "nodeSelector", "tolerations", "affinity"} & set(spec)
+    assert spec["imagePullSecrets"] == [{"name": "registry"}]
+
+
+def test_metrics_are_served_on_the_port_of_the_values() -> None:
+    enforcer = container("enforcer", {"metrics": {"port": 19394}})
+    assert "--metrics-address=:19394" in enforcer["args"]
+    assert enforcer["ports"] == [{"name": "metrics", "containerPort": 19394, "protocol": "TCP"}]
+
+
+def test_without_metrics_nothing_listens_and_nothing_probes() -> None:
+    enforcer = container("enforcer", VARIANTS["no metrics"])
+    assert "--metrics-address=" in enforcer["args"]
+    assert not {"ports", "readinessProbe"} & set(enforcer)
+
+
+def test_no_monitor_without_being_asked_for() -> None:
+    kinds = {item["kind"] for item in render()}
+    assert kinds == {"DaemonSet", "ServiceAccount", "ClusterRole", "ClusterRoleBinding"}
+
+
+def test_the_service_monitor_selects_the_service_and_the_service_the_pods() -> None:
+    objects = render(VARIANTS["service monitor"])
+    monitor, service = only(objects, "ServiceMonitor"), only(objects, "Service")
+    pods = only(objects, "DaemonSet")["spec"]["template"]["metadata"]["labels"]
+    assert (
+        monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    )
+    assert service["spec"]["selector"].items() <= pods.items()
+    assert service["spec"]["clusterIP"] == "None"
+    assert monitor["metadata"]["labels"]["team"] == "a"
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert endpoint["port"] == service["spec"]["ports"][0]["name"]
+
+
+def test_the_pod_monitor_selects_the_pods_by_a_named_port() -> None:
+    objects = render(VARIANTS["pod monitor"])
+    monitor = only(objects, "PodMonitor")
+    pods = only(objects, "DaemonSet")["spec"]["template"]["metadata"]["labels"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= pods.items()
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["interval"] == "1m30s"
+    assert endpoint["port"] in [port["name"] for port in container("enforcer")["ports"]]
+    assert not any(item["kind"] == "Service" for item in objects)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (
+            {"metrics": {"serviceMonitor": {"enabled": True}, "podMonitor": {"enabled": True}}},
+            "scraped twice",
+        ),
+        ({"metrics": {"enabled": False, "podMonitor": {"enabled": True}}}, "nothing to scrape"),
+        ({"metrics": {"enabled": False, "podAnnotations": True}}, "nothing to scrape"),
+        ({"serviceAccount": {"create": False}}, "name the account"),
+        ({"updateStrategy": {"rollingUpdate": {"maxUnavailable": 1}}}, "maxSurge 1 and"),
+        ({"updateStrategy": {"rollingUpdate": {"maxSurge": "0%"}}}, "exactly one of them"),
+    ],
+)
+def test_values_that_cannot_go_together_are_refused_with_the_reason(
+    values: Values, words: str
+) -> None:
+    with pytest.raises(helm_python.HelmRenderError, match=words):
+        render(values)
+
+
+def _objects_of(
+    schema: Object, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Object]]:
+    if schema.get("type") == "object":
+        yield path, schema
+        for name, child in schema.get("properties", {}).items():
+            yield from _objects_of(child, (*path, name))
+    elif schema.get("type") == "array":
+        yield from _objects_of(schema["items"], (*path, "[]"))
+
+
+SCHEMA: Object = json.loads((CHART / "values.schema.json").read_text())
+# Where the chart hands a whole Kubernetes object through, the API server knows its keys.
+PASSED_THROUGH = {
+    ("global",),
+    ("affinity", "nodeAffinity"),
+    ("affinity", "podAffinity"),
+    ("affinity", "podAntiAffinity"),
+}
+CLOSED = [
+    path
+    for path, schema in _objects_of(SCHEMA)
+    if schema.get("additionalProperties") is False and path not in PASSED_THROUGH
+]
+
+
+def test_every_object_of_the_schema_says_which_keys_it_takes() -> None:
+    for path, schema in _objects_of(SCHEMA):
+        if path not in PASSED_THROUGH:
+            assert schema["additionalProperties"] in (False, {"type": "string"}), path
+
+
+@pytest.mark.parametrize("path", CLOSED, ids=[".".join(path) or "top" for path in CLOSED])
+def test_an_unknown_key_is_refused_by_name(path: tuple[str, ...]) -> None:
+    values: Any = {"surprise": 1}
+    for name in reversed(path):
+        values = [values] if name == "[]" else {name: values}
+    with pytest.raises(helm_python.HelmValuesError, match="'surprise' not allowed"):
+        render(values)
+
+
+def test_the_schema_and_the_values_list_the_same_keys() -> None:
+    def keys(schema: Object, values: Any, path: str) -> None:
+        properties = schema.get("properties")
+        if properties is None or not isinstance(values, dict):
+            return
+        if path in ("affinity", "devicePlugin.resources", "enforcer.resources"):
+            return  # Kubernetes' own structure, of which the defaults use a part
+        assert set(values) == set(properties) - {"global"}, path or "top"
+        for name, value in values.items():
+            keys(properties[name], value, f"{path}.{name}".lstrip("."))
+
+    keys(SCHEMA, yaml.safe_load((CHART / "values.yaml").read_text()), "")
+
+
+@pytest.mark.parametrize(
+    ("values", "where"),
+    [
+        ({"kubeletDir": "var/lib/kubelet"}, "/kubeletDir"),
+        ({"kubeletDir": "/var/lib/kubelet/"}, "/kubeletDir"),
+        ({"metrics": {"port": "9394"}}, "/metrics/port"),
+        ({"metrics": {"port": 80}}, "/metrics/port"),
+        ({"image": {"digest": "latest"}}, "/image/digest"),
+        ({"image": {"pullPolicy": "Sometimes"}}, "/image/pullPolicy"),
+        ({"updateStrategy": {"type": "Recreate"}}, "/updateStrategy/type"),
+        ({"enforcer": {"resources": {"limits": {"memory": "much"}}}}, "limits/memory"),
+        ({"podLabels": {"a": 1}}, "/podLabels/a"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_refused_at_its_place(values: Values, where: str) -> None:
+    with pytest.raises(helm_python.HelmValuesError, match=where):
+        render(values)
