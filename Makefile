@@ -1,12 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 # Every target prepares what it needs; what it prepares is cached outside the tree.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
 CACHE ?= $(or $(RINGFENCE_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ringfence)
-PYTHON := $(CACHE)/venv/bin/python
+BIN := $(CACHE)/venv/bin
+PYTHON := $(BIN)/python
 CLANG ?= clang
 
 PROTOS := enforcer/api/enforcer.proto $(wildcard deviceplugin/api/*.proto)
 PROTO_PY := $(PROTOS:.proto=_pb2.py)
 BPF_OBJECTS := $(patsubst %.bpf.c,%.bpf.o,$(wildcard bpf/*.bpf.c))
+
+# Distribution packages and the virtual environment.
+.PHONY: prepare
+prepare:
+	tests/testbed/prepare packages venv
 
 .PHONY: generate
 generate: $(PROTO_PY) $(BPF_OBJECTS)
@@ -16,3 +24,15 @@ generate: $(PROTO_PY) $(BPF_OBJECTS)
 
 bpf/%.bpf.o: bpf/%.bpf.c $(wildcard bpf/include/*.h)
 	$(CLANG) -target bpf -mcpu=v3 -O2 -g -Wall -Wextra -Werror -D__TARGET_ARCH_x86 -Ibpf/include -c $< -o $@
+
+# What must hold before every commit. Tracked files only: `git add` comes first.
+.PHONY: check
+check: prepare generate
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(PYTHON) -m tests.check.tree c | xargs -0r $(BIN)/clang-format --dry-run -Werror
+	$(PYTHON) -m tests.check.tree shell | xargs -0r shellcheck
+	$(PYTHON) -m tests.check.licences
+	$(PYTHON) -m tests.check.chart
