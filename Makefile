@@ -11,13 +11,18 @@ PROTOS := enforcer/api/enforcer.proto $(wildcard deviceplugin/api/*.proto)
 PROTO_PY := $(PROTOS:.proto=_pb2.py)
 BPF_OBJECTS := $(patsubst %.bpf.c,%.bpf.o,$(wildcard bpf/*.bpf.c))
 
+# A step prepares what the next one needs; what can run side by side does so inside a step.
+.NOTPARALLEL:
+
 # Distribution packages and the virtual environment.
 .PHONY: prepare
-prepare:
+prepare $(PYTHON):
 	tests/testbed/prepare packages venv
 
 .PHONY: generate
 generate: $(PROTO_PY) $(BPF_OBJECTS)
+
+$(PROTO_PY) $(BPF_OBJECTS): | $(PYTHON)
 
 %_pb2.py: %.proto
 	$(PYTHON) -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. $<

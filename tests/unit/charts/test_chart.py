@@ -25,6 +25,7 @@ VARIANTS: dict[str, Values] = {
         "kubeletDir": "/var/snap/microk8s/common/var/lib/kubelet",
         "containerRuntime": {"containerdStateDir": "/var/snap/microk8s/common/run/containerd"},
     },
+    "hook": {"hookDir": "/opt/ringfence"},
     "cri-o": {"containerRuntime": {"containerdStateDir": ""}},
     "service monitor": {"metrics": {"serviceMonitor": {"enabled": True, "labels": {"team": "a"}}}},
     "pod monitor": {"metrics": {"podMonitor": {"enabled": True, "interval": "1m30s"}}},
@@ -257,6 +258,14 @@ def test_the_kubelets_directory_reaches_the_mount_and_the_flag() -> None:
     assert f"--kubelet-dir={directory}" in plugin["args"]
     mount = mounts("device-plugin", VARIANTS["microk8s"])[f"{directory}/device-plugins"]
     assert mount["host"] == f"{directory}/device-plugins"
+
+
+def test_a_hook_on_the_host_is_looked_at_and_named_by_the_path_tenants_get_it_from() -> None:
+    plugin = container("device-plugin", VARIANTS["hook"])
+    assert "--hook-dir=/opt/ringfence" in plugin["args"]
+    mount = mounts("device-plugin", VARIANTS["hook"])["/opt/ringfence"]
+    assert (mount["host"], mount["readOnly"]) == ("/opt/ringfence", True)
+    assert not any(arg.startswith("--hook-dir") for arg in container("device-plugin")["args"])
 
 
 def test_both_containers_know_their_node() -> None:
