@@ -5,7 +5,8 @@ SHELL := /bin/bash
 CACHE ?= $(or $(RINGFENCE_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ringfence)
 BIN := $(CACHE)/venv/bin
 PYTHON := $(BIN)/python
-CLANG ?= clang
+CLANG ?= $(or $(shell command -v clang clang-20 clang-19 clang-18 clang-17 clang-16 clang-15 \
+	clang-14 | head -n 1),clang)
 
 PROTOS := enforcer/api/enforcer.proto $(wildcard deviceplugin/api/*.proto)
 PROTO_PY := $(PROTOS:.proto=_pb2.py)
@@ -27,8 +28,11 @@ $(PROTO_PY) $(BPF_OBJECTS): | $(PYTHON)
 %_pb2.py: %.proto
 	$(PYTHON) -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. $<
 
+# The kernel's types are ours (bpf/include/kernel.h); only its uapi headers are the machine's.
 bpf/%.bpf.o: bpf/%.bpf.c $(wildcard bpf/include/*.h)
-	$(CLANG) -target bpf -mcpu=v3 -O2 -g -Wall -Wextra -Werror -D__TARGET_ARCH_x86 -Ibpf/include -c $< -o $@
+	$(CLANG) -target bpf -mcpu=v3 -O2 -g -Wall -Wextra -Wno-unused-parameter -Werror \
+		-D__TARGET_ARCH_x86 -Ibpf/include -idirafter /usr/include/$(shell uname -m)-linux-gnu \
+		-c $< -o $@
 
 # What must hold before every commit. Tracked files only: `git add` comes first.
 .PHONY: check

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The layouts of the pinned maps (schema 1, ``include/maps.h``) and what they mean. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from struct import Struct
+from typing import Final
+
+SCHEMA: Final = 1
+"""Names the directory of the pins; grows with any change to a layout below."""
+
+NO_LIMIT: Final = (1 << 64) - 1
+MAX_CGROUP_DEPTH: Final = 16
+"""The programs look at this many ancestors of a caller, from the root down."""
+
+U32: Final = Struct("=I")
+U64: Final = Struct("=Q")
+S64: Final = Struct("=q")
+ACTING: Final = Struct("=II")
+KEY: Final = Struct("=QQ")
+LIMIT: Final = Struct("=QII")
+USAGE: Final = Struct("=qqqqqQQQ")
+HOLDING: Final = Struct("=QQQQQIIQII")
+EVENT: Final = Struct("=QQQQQQIIII16s")
+SELF_TEST: Final = Struct("=QII")
+
+
+class Counter(IntEnum):
+    """Indices of the map ``counters``; those named REFUSED are reasons of a refusal."""
+
+    REFUSED_LIMIT = 0
+    REFUSED_UNKNOWN_GPU = 1
+    REFUSED_NO_SHARE = 2
+    REFUSED_ARGUMENTS = 3
+    REFUSED_CONTENDED = 4
+    REFUSED_USAGE_FULL = 5
+    REFUSED_BUFFERS_FULL = 6
+    REFUSED_TASK_STORAGE = 7
+    REFUSED_NO_LEDGER = 8
+    REFUSED_PLACEMENT = 9
+    REFUSED_DEPTH = 10
+    SETTLED_UP = 11
+    SETTLED_DOWN = 12
+    UNRESERVED = 13
+    GIVEN_BACK = 14
+    UNRECORDED_BUFFER = 15
+    UNRECORDED_RESOURCE = 16
+    STALE_HOLDING = 17
+    EVENTS_DROPPED = 18
+    SELF_TESTS = 19
+
+
+REASONS: Final = {
+    Counter.REFUSED_LIMIT: "over its share",
+    Counter.REFUSED_UNKNOWN_GPU: "a GPU the enforcer does not know",
+    Counter.REFUSED_NO_SHARE: "no share of this GPU",
+    Counter.REFUSED_ARGUMENTS: "arguments not readable in memory",
+    Counter.REFUSED_CONTENDED: "too many callers at once",
+    Counter.REFUSED_USAGE_FULL: "map usage is full",
+    Counter.REFUSED_BUFFERS_FULL: "too many buffers",
+    Counter.REFUSED_TASK_STORAGE: "no memory for the reservation",
+    Counter.REFUSED_NO_LEDGER: "no ledger attached",
+    Counter.REFUSED_PLACEMENT: "moving a buffer into VRAM",
+    Counter.REFUSED_DEPTH: "too many limited cgroups above the caller",
+}
+"""Why a call was refused, for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerUsage:
+    """What one cgroup holds on one GPU, in bytes."""
+
+    requested: int
+    """Live buffers plus reservations; what the limit is held against."""
+    reserved: int = 0
+    """Of these, not yet a buffer: 0 while no allocation is on its way."""
+    resident: int = 0
+    """Of its buffers, in VRAM now."""
+    page_tables: int = 0
+    """The driver's own buffers made for it, page tables before all, in VRAM now."""
+    buffers: int = 0
+    """Number of live buffers, the driver's own included."""
+    peak: int = 0
+    refusals: int = 0
+    refused_bytes: int = 0
+    """Size of the last refused call."""
+
+    @property
+    def empty(self) -> bool:
+        """True if nothing is held any more; only then may the entry go."""
+        return not (
+            self.requested or self.reserved or self.resident or self.page_tables or self.buffers
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A buffer (or TTM resource) on the ledger and the cgroups charged for it."""
+
+    gpu: int
+    cgroups: tuple[int, ...]
+    size: int
+    kernel: bool
+    """The driver's own (page tables), not one the tenant asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One refused call, as the ring buffer tells it. Sizes in bytes."""
+
+    time: float
+    """Seconds on CLOCK_MONOTONIC."""
+    pid: int
+    """Process id in the initial PID namespace."""
+    comm: str
+    cgroup: int
+    """The cgroup whose limit was in the way, or the caller's innermost limited one."""
+    gpu: int
+    """The GPU's key; 0 if it is unknown."""
+    asked: int
+    used: int
+    limit: int | None
+    """None: no limit was compared, see the reason."""
+    reason: Counter
+    nr: int
+    """Number of the ioctl."""
+
+    def __str__(self) -> str:
+        what = f"{self.comm}[{self.pid}] refused {self.asked} bytes: {REASONS[self.reason]}"
+        return what if self.limit is None else f"{what} ({self.used} of {self.limit} used)"
+
+
+def pack_key(cgroup: int, gpu: int) -> bytes:
+    """Key of ``limits`` and ``usage``."""
+    return KEY.pack(cgroup, gpu)
+
+
+def unpack_key(data: bytes) -> tuple[int, int]:
+    """(cgroup, gpu)."""
+    cgroup, gpu = KEY.unpack(data)
+    return cgroup, gpu
+
+
+def pack_limit(size: int | None) -> bytes:
+    """``None`` is accounted without a limit. Raises ValueError for what is no number of bytes."""
+    if size is not None and not 0 <= size < NO_LIMIT:
+        raise ValueError(f"limit of {size} bytes: expected 0 to {NO_LIMIT - 1}, or None")
+    return LIMIT.pack(NO_LIMIT if size is None else size, 0, 0)
+
+
+def unpack_limit(data: bytes) -> int | None:
+    """Bytes, or None for no limit."""
+    size: int = LIMIT.unpack(data)[0]
+    return None if size == NO_LIMIT else size
+
+
+def unpack_usage(data: bytes) -> LedgerUsage:
+    """A value of ``usage``."""
+    requested, reserved, resident, page_tables, buffers, *rest = USAGE.unpack(data)
+    return LedgerUsage(requested, reserved, resident, page_tables, buffers, *rest)
+
+
+def unpack_holding(data: bytes) -> Holding:
+    """A value of ``buffers`` or ``resources``."""
+    gpu, *cgroups, count, _pad, size, kind, _pad2 = HOLDING.unpack(data)
+    return Holding(gpu, tuple(cgroups[:count]), size, kind == 1)
+
+
+def unpack_event(data: bytes) -> Refusal:
+    """A record of ``events``. Raises ValueError for a record of another size or reason."""
+    if len(data) < EVENT.size:
+        raise ValueError(f"event of {len(data)} bytes: expected {EVENT.size}")
+    time, cgroup, gpu, asked, used, limit, pid, reason, nr, _pad, comm = EVENT.unpack_from(data)
+    return Refusal(
+        time=time / 1e9,
+        pid=pid,
+        comm=comm.split(b"\0", 1)[0].decode(errors="replace"),
+        cgroup=cgroup,
+        gpu=gpu,
+        asked=asked,
+        used=used,
+        limit=limit if reason == Counter.REFUSED_LIMIT and limit != NO_LIMIT else None,
+        reason=Counter(reason),
+        nr=nr,
+    )
+
+
+def unpack_acting(data: bytes) -> tuple[int, int]:
+    """(oldest, newest) generation that acts; (0, 0) is none."""
+    oldest, newest = ACTING.unpack(data)
+    return oldest, newest

@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* Who the caller is, and adding to and taking from what its cgroups hold. */
+#ifndef RINGFENCE_CHARGE_H
+#define RINGFENCE_CHARGE_H
+
+#include "report.h"
+
+#define PEAK_ATTEMPTS 4
+
+/*
+ * The cgroups of the caller, root first, that hold a share of any GPU. A tenant can make cgroups
+ * below its own, so every ancestor is looked at. More than MAX_OWNERS: counted, not listed.
+ */
+static __noinline int find_tenants(struct owners *ret)
+{
+	__u32 found = 0;
+	int level;
+
+	for (level = 1; level <= MAX_CGROUP_DEPTH; level++) {
+		__u64 cgroup = bpf_get_current_ancestor_cgroup_id(level);
+
+		if (!cgroup)
+			break;
+		if (!bpf_map_lookup_elem(&tenants, &cgroup))
+			continue;
+		if (found < MAX_OWNERS)
+			ret->cgroup[found] = cgroup;
+		found++;
+	}
+	ret->count = found;
+	return found;
+}
+
+/* Of the tenants, those with a share of this GPU. */
+static __noinline int find_owners(const struct owners *tenants_found, __u64 gpu, struct owners *ret)
+{
+	__u32 i, found = 0;
+
+	ret->gpu = gpu;
+	for (i = 0; i < MAX_OWNERS && i < tenants_found->count; i++) {
+		struct ledger_key key = { .cgroup = tenants_found->cgroup[i], .gpu = gpu };
+
+		if (!bpf_map_lookup_elem(&limits, &key))
+			continue;
+		if (found < MAX_OWNERS)
+			ret->cgroup[found] = key.cgroup;
+		found++;
+	}
+	ret->count = found;
+	return found;
+}
+
+static __noinline struct usage *usage_of(const struct ledger_key *key)
+{
+	struct usage *found = bpf_map_lookup_elem(&usage, key);
+	struct usage empty = {};
+
+	if (found)
+		return found;
+	/* Two tasks may meet here: whoever comes second keeps the first one's entry. */
+	bpf_map_update_elem(&usage, key, &empty, BPF_NOEXIST);
+	return bpf_map_lookup_elem(&usage, key);
+}
+
+static __always_inline void raise_peak(struct usage *of, __u64 to)
+{
+	int i;
+
+	for (i = 0; i < PEAK_ATTEMPTS; i++) {
+		__u64 peak = *(volatile __u64 *)&of->peak;
+
+		if (to <= peak || __sync_val_compare_and_swap(&of->peak, peak, to) == peak)
+			return;
+	}
+}
+
+struct change {
+	__s64 requested;
+	__s64 reserved;
+	__s64 resident;
+	__s64 page_tables;
+	__s64 buffers;
+};
+
+/* Untested: for what has already happened, and for giving back. */
+static __noinline int apply_change(const struct owners *to, const struct change *by)
+{
+	/* The daemon deletes only entries that are 0: what is given back has its entry. */
+	bool adds = by->requested > 0 || by->resident > 0 || by->page_tables > 0 || by->buffers > 0;
+	__u32 i;
+
+	for (i = 0; i < MAX_OWNERS && i < to->count; i++) {
+		struct ledger_key key = { .cgroup = to->cgroup[i], .gpu = to->gpu };
+		struct usage *of = adds ? usage_of(&key) : bpf_map_lookup_elem(&usage, &key);
+
+		if (!of) {
+			count(UNRECORDED_BUFFER);
+			continue;
+		}
+		if (by->requested) {
+			__s64 before = __sync_fetch_and_add(&of->requested, by->requested);
+
+			if (by->requested > 0)
+				raise_peak(of, before + by->requested);
+		}
+		if (by->reserved)
+			__sync_fetch_and_add(&of->reserved, by->reserved);
+		if (by->resident)
+			__sync_fetch_and_add(&of->resident, by->resident);
+		if (by->page_tables)
+			__sync_fetch_and_add(&of->page_tables, by->page_tables);
+		if (by->buffers)
+			__sync_fetch_and_add(&of->buffers, by->buffers);
+	}
+	return 0;
+}
+
+/* A reservation that became no buffer. */
+static __always_inline void give_back(struct caller *caller)
+{
+	struct change undo = {};
+
+	if (!caller->reserved)
+		return;
+	undo.requested = -(__s64)caller->reserved;
+	undo.reserved = -(__s64)caller->reserved;
+	caller->reserved = 0;
+	apply_change(&caller->reserved_for, &undo);
+	count(GIVEN_BACK);
+}
+
+static __always_inline struct caller *current_caller(__u64 flags)
+{
+	return bpf_task_storage_get(&callers, bpf_get_current_task_btf(), NULL, flags);
+}
+
+static __always_inline void give_back_current(void)
+{
+	struct caller *caller = current_caller(0);
+
+	if (caller)
+		give_back(caller);
+}
+
+#endif

@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * The few kernel types the programs look into. Only the members we read are declared: libbpf finds
+ * where they are in the running kernel (CO-RE), so one object serves every kernel.
+ */
+#ifndef RINGFENCE_KERNEL_H
+#define RINGFENCE_KERNEL_H
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_tracing.h>
+
+#ifndef NULL
+#define NULL ((void *)0)
+#endif
+typedef _Bool bool;
+#define false 0
+#define true 1
+
+#define ENOMEM	12
+#define EUCLEAN 117
+
+#define PAGE_SHIFT 12
+#define PAGE_SIZE  (1ULL << PAGE_SHIFT)
+/* Wraps to 0 near the end of the range exactly as the kernel's own macro does. */
+#define ALIGN_UP(x, to) (((x) + (to)-1) & ~((__u64)(to)-1))
+
+#define S_IFMT	0170000
+#define S_IFCHR 0020000
+
+/* dev_t inside the kernel: 12 bits of major above 20 bits of minor (include/linux/kdev_t.h). */
+#define MINOR_BITS 20
+#define DRM_MAJOR  226
+
+/* include/uapi/drm and TTM: the placement that is VRAM (include/drm/ttm/ttm_placement.h). */
+#define TTM_PL_VRAM 2
+
+enum ttm_bo_type {
+	ttm_bo_type_device,
+	ttm_bo_type_kernel,
+	ttm_bo_type_sg,
+};
+
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+
+struct module {
+	char name[56];
+};
+
+struct file_operations {
+	struct module *owner;
+};
+
+struct inode {
+	__u16 i_mode;
+	__u32 i_rdev;
+};
+
+struct file {
+	const struct file_operations *f_op;
+	struct inode *f_inode;
+};
+
+struct pci_sysdata {
+	int domain;
+};
+
+struct pci_bus {
+	void *sysdata;
+	unsigned char number;
+};
+
+struct pci_dev {
+	struct pci_bus *bus;
+	unsigned int devfn;
+};
+
+struct drm_gem_object {
+	unsigned long size;
+};
+
+struct ttm_buffer_object {
+	struct drm_gem_object base;
+	enum ttm_bo_type type;
+};
+
+struct ttm_resource {
+	__u32 mem_type;
+};
+
+struct amdgpu_device {
+	struct pci_dev *pdev;
+};
+
+struct amdgpu_bo_param {
+	__u32 domain;
+	enum ttm_bo_type type;
+};
+
+struct amdgpu_bo {
+	struct ttm_buffer_object tbo;
+};
+
+#pragma clang attribute pop
+
+#endif

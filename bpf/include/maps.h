@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Map schema 1: what the gate, the ledger and the daemon share. All of it is pinned by name below
+ * /sys/fs/bpf/ringfence/1/ and outlives every process. A change to any layout here is a new schema
+ * (a new directory); bpf/decode.py holds the same layouts for user space.
+ *
+ * No map grows: each has its size below, with the kernel memory it costs when full (measured
+ * layout of a hash element: 48 bytes + key + value). "On demand" maps cost nothing while empty.
+ */
+#ifndef RINGFENCE_MAPS_H
+#define RINGFENCE_MAPS_H
+
+#include "kernel.h"
+
+#define MAX_LIMITS    16384 /*  1.4 MiB: 512 pods x 2 cgroups x 16 GPUs */
+#define MAX_USAGES    32768 /*  4.0 MiB, on demand: twice the limits, orphans stay a while */
+#define MAX_TENANTS   4096 /*  0.3 MiB: pods and containers that hold a share */
+#define MAX_GPUS      1024 /*  0.1 MiB: 64 partitions x 8 GPUs x (card + render node) */
+#define MAX_BUFFERS   1048576 /*  112 MiB, on demand: buffers of tenants alive at once */
+#define MAX_RESOURCES 1048576 /*  112 MiB, on demand: TTM resources of those buffers */
+#define EVENTS_BYTES  262144 /*  0.25 MiB */
+
+/*
+ * One tenant may hold this many buffers, and the node this many less than the map takes, so that
+ * neither a million tiny buffers nor many creations at once find the map full.
+ */
+#define MAX_BUFFERS_PER_TENANT (MAX_BUFFERS / 8)
+#define BUFFERS_SPARE	       4096
+
+/* A pod and its container; two more for nested nodes. */
+#define MAX_OWNERS 4
+/* Ancestors looked at, from the root down: a limited cgroup must not lie deeper. */
+#define MAX_CGROUP_DEPTH 16
+
+#define NO_LIMIT (~0ULL)
+
+struct ledger_key {
+	__u64 cgroup;
+	__u64 gpu; /* domain << 16 | bus << 8 | devfn */
+};
+
+struct limit {
+	__u64 bytes; /* NO_LIMIT: accounted, never refused */
+	__u32 flags;
+	__u32 pad;
+};
+
+struct usage {
+	__s64 requested; /* live buffers plus reservations: what the limit is held against */
+	__s64 reserved; /* of these, not yet a buffer */
+	__s64 resident; /* tenant's buffers that are in VRAM now */
+	__s64 page_tables; /* the driver's own buffers made on its behalf, in VRAM now */
+	__s64 buffers; /* number of live buffers, the driver's own included */
+	__u64 peak; /* highest `requested` */
+	__u64 refusals;
+	__u64 refused_bytes; /* size of the last refused call */
+};
+
+struct owners {
+	__u64 gpu;
+	__u64 cgroup[MAX_OWNERS];
+	__u32 count;
+	__u32 pad;
+};
+
+/* A buffer object (key: its ttm_buffer_object) or a TTM resource (key: the ttm_resource). */
+struct holding {
+	struct owners owners;
+	__u64 size;
+	__u32 kind;
+	__u32 pad;
+};
+
+enum holding_kind {
+	HOLDING_REQUESTED, /* the tenant's: charged to `requested`, resident in `resident` */
+	HOLDING_KERNEL, /* the driver's: resident in `page_tables` */
+};
+
+/* What a task is in the middle of. */
+struct caller {
+	struct owners reserved_for;
+	__u64 reserved; /* bytes; 0: nothing reserved */
+	struct owners creating_for;
+	__u32 creating; /* inside amdgpu_bo_create */
+	__u32 kind;
+	__u32 in_vram; /* the buffer being made was asked to lie in VRAM */
+	__u32 pad;
+};
+
+/*
+ * Which generations of a part act: both at once for the moment of a hand-over. Every action is
+ * harmless when done twice for one event, none when done by nobody.
+ */
+struct acting {
+	__u32 oldest;
+	__u32 newest;
+};
+
+enum part {
+	PART_GATE,
+	PART_LEDGER,
+	PARTS,
+};
+
+enum population_of {
+	POPULATION_BUFFERS,
+	POPULATION_RESOURCES,
+	POPULATIONS,
+};
+
+/* Refusals first, in the order of decode.Reason; then what is only counted. */
+enum counter {
+	REFUSED_LIMIT,
+	REFUSED_UNKNOWN_GPU,
+	REFUSED_NO_SHARE,
+	REFUSED_ARGUMENTS,
+	REFUSED_CONTENDED,
+	REFUSED_USAGE_FULL,
+	REFUSED_BUFFERS_FULL,
+	REFUSED_TASK_STORAGE,
+	REFUSED_NO_LEDGER,
+	REFUSED_PLACEMENT,
+	REFUSED_DEPTH,
+	SETTLED_UP,
+	SETTLED_DOWN,
+	UNRESERVED,
+	GIVEN_BACK,
+	UNRECORDED_BUFFER,
+	UNRECORDED_RESOURCE,
+	STALE_HOLDING,
+	EVENTS_DROPPED,
+	SELF_TESTS,
+	COUNTERS,
+};
+
+struct event {
+	__u64 time; /* CLOCK_MONOTONIC, ns */
+	__u64 cgroup;
+	__u64 gpu;
+	__u64 asked;
+	__u64 used;
+	__u64 limit;
+	__u32 pid;
+	__u32 reason;
+	__u32 nr;
+	__u32 pad;
+	char comm[16];
+};
+
+struct self_test {
+	__u64 token;
+	__u32 generation;
+	__u32 pad;
+};
+
+_Static_assert(sizeof(struct usage) == 64, "decode.py");
+_Static_assert(sizeof(struct owners) == 48, "decode.py");
+_Static_assert(sizeof(struct holding) == 64, "decode.py");
+_Static_assert(sizeof(struct event) == 80, "decode.py");
+
+#define PINNED_MAP(name, map_type, map_key, map_value, entries, map_bits) \
+	struct {                                                          \
+		__uint(type, map_type);                                   \
+		__type(key, map_key);                                     \
+		__type(value, map_value);                                 \
+		__uint(max_entries, entries);                             \
+		__uint(map_flags, map_bits);                              \
+		__uint(pinning, LIBBPF_PIN_BY_NAME);                      \
+	} name SEC(".maps")
+
+PINNED_MAP(active, BPF_MAP_TYPE_ARRAY, __u32, struct acting, PARTS, 0);
+PINNED_MAP(limits, BPF_MAP_TYPE_HASH, struct ledger_key, struct limit, MAX_LIMITS, 0);
+PINNED_MAP(usage, BPF_MAP_TYPE_HASH, struct ledger_key, struct usage, MAX_USAGES,
+	   BPF_F_NO_PREALLOC);
+/* cgroup -> number of its limits: "is the caller one of ours" without knowing a GPU. */
+PINNED_MAP(tenants, BPF_MAP_TYPE_HASH, __u64, __u32, MAX_TENANTS, 0);
+PINNED_MAP(gpus_by_kfd_id, BPF_MAP_TYPE_HASH, __u32, __u64, MAX_GPUS, 0);
+PINNED_MAP(gpus_by_minor, BPF_MAP_TYPE_HASH, __u32, __u64, MAX_GPUS, 0);
+/* Majors of device files to take for the driver's where it is built in and has no module. */
+PINNED_MAP(builtin_majors, BPF_MAP_TYPE_HASH, __u32, __u32, 8, 0);
+PINNED_MAP(buffers, BPF_MAP_TYPE_HASH, __u64, struct holding, MAX_BUFFERS, BPF_F_NO_PREALLOC);
+PINNED_MAP(resources, BPF_MAP_TYPE_HASH, __u64, struct holding, MAX_RESOURCES, BPF_F_NO_PREALLOC);
+PINNED_MAP(population, BPF_MAP_TYPE_ARRAY, __u32, __s64, POPULATIONS, 0);
+PINNED_MAP(counters, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, __u64, COUNTERS, 0);
+PINNED_MAP(callers, BPF_MAP_TYPE_TASK_STORAGE, int, struct caller, 0, BPF_F_NO_PREALLOC);
+PINNED_MAP(self_test, BPF_MAP_TYPE_ARRAY, __u32, struct self_test, 1, 0);
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, EVENTS_BYTES);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+} events SEC(".maps");
+
+/* In a section of its own, so that the loader can set it without knowing our other constants. */
+const volatile __u32 generation SEC(".rodata.generation") = 0;
+
+#endif

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * The ledger (source "bo"): follows each buffer object of a tenant from its making to its end,
+ * whoever ends it and wherever. Owner and size are taken where the tenant itself is running, at
+ * the entry of amdgpu_bo_create: frees, evictions and restores run in kernel threads.
+ *
+ * `requested` follows the buffer, and stays as asked when the driver falls back to system memory:
+ * the share is a promise about what may be asked for. `resident` and `page_tables` follow TTM's
+ * resources, which is what lies in VRAM at the moment. They are kept by ttm_resource, because a
+ * move hands the old resource to a ghost buffer and the free then comes with another buffer.
+ */
+#include "amdgpu_ioctl.h"
+#include "charge.h"
+
+char LICENSE[] SEC("license") = "GPL";
+
+static __always_inline __u64 gpu_of(struct amdgpu_device *adev)
+{
+	struct pci_dev *pdev = adev->pdev;
+	struct pci_bus *bus = pdev->bus;
+	struct pci_sysdata *host = bus->sysdata;
+	__u64 domain = BPF_CORE_READ(host, domain);
+
+	return domain << 16 | (__u64)bus->number << 8 | (pdev->devfn & 0xff);
+}
+
+static __always_inline __u64 bo_key(struct amdgpu_bo *bo)
+{
+	return (__u64)__builtin_preserve_access_index(&bo->tbo);
+}
+
+SEC("fentry/amdgpu_bo_create")
+int BPF_PROG(bo_create, struct amdgpu_device *adev, struct amdgpu_bo_param *bp)
+{
+	struct owners tenants_found = {}, to = {};
+	struct caller *caller;
+
+	if (!acts(PART_LEDGER) || !find_tenants(&tenants_found))
+		return 0;
+	if (!find_owners(&tenants_found, gpu_of(adev), &to))
+		return 0;
+	caller = current_caller(BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (!caller) {
+		count(UNRECORDED_BUFFER);
+		return 0;
+	}
+	caller->creating_for = to;
+	caller->kind = bp->type == ttm_bo_type_kernel ? HOLDING_KERNEL : HOLDING_REQUESTED;
+	caller->in_vram = !!(bp->domain & AMDGPU_GEM_DOMAIN_VRAM);
+	caller->creating = 1;
+	return 0;
+}
+
+/* A buffer that was asked for in VRAM: its reservation becomes its charge, at its true size. */
+static __always_inline void settle(struct caller *caller, __u64 size)
+{
+	struct change by = { .requested = size };
+
+	if (!caller->reserved) {
+		/* Memory for SVM, or arguments switched after the gate had read them. */
+		count(UNRESERVED);
+	} else if (caller->reserved_for.gpu != caller->creating_for.gpu) {
+		give_back(caller);
+		count(UNRESERVED);
+	} else {
+		by.reserved = -(__s64)caller->reserved;
+		by.requested -= caller->reserved;
+		/* The very cgroups that were charged, should the task have moved since. */
+		caller->creating_for = caller->reserved_for;
+		caller->reserved = 0;
+		if (by.requested > 0)
+			count(SETTLED_UP);
+		else if (by.requested < 0)
+			count(SETTLED_DOWN);
+	}
+	by.buffers = 1;
+	apply_change(&caller->creating_for, &by);
+}
+
+SEC("fexit/amdgpu_bo_create")
+int BPF_PROG(bo_created, struct amdgpu_device *adev, struct amdgpu_bo_param *bp,
+	     struct amdgpu_bo **bo_ptr, int ret)
+{
+	struct holding holding = {};
+	struct amdgpu_bo *bo = NULL;
+	struct change by = { .buffers = 1 };
+	struct caller *caller;
+	__u64 key;
+
+	if (!acts(PART_LEDGER))
+		return 0;
+	caller = current_caller(0);
+	if (!caller || !caller->creating)
+		return 0;
+	caller->creating = 0;
+	if (ret || bpf_probe_read_kernel(&bo, sizeof(bo), bo_ptr) || !bo)
+		return 0;
+	if (caller->kind == HOLDING_REQUESTED && !caller->in_vram)
+		return 0;
+	key = bo_key(bo);
+	holding.size = BPF_CORE_READ(bo, tbo.base.size);
+	holding.kind = caller->kind;
+	if (holding.kind == HOLDING_REQUESTED)
+		settle(caller, holding.size);
+	else
+		apply_change(&caller->creating_for, &by);
+	holding.owners = caller->creating_for;
+	/* Without an entry nobody gives the bytes back: the tenant keeps the charge, we count it. */
+	if (bpf_map_update_elem(&buffers, &key, &holding, BPF_NOEXIST))
+		count(UNRECORDED_BUFFER);
+	else
+		populate(POPULATION_BUFFERS, 1);
+	return 0;
+}
+
+SEC("fentry/amdgpu_bo_destroy")
+int BPF_PROG(bo_destroy, struct ttm_buffer_object *tbo)
+{
+	struct change by = { .buffers = -1 };
+	__u64 key = (__u64)tbo;
+	struct holding *found, holding;
+
+	if (!acts(PART_LEDGER))
+		return 0;
+	found = bpf_map_lookup_elem(&buffers, &key);
+	if (!found)
+		return 0;
+	holding = *found;
+	if (bpf_map_delete_elem(&buffers, &key))
+		return 0;
+	populate(POPULATION_BUFFERS, -1);
+	if (holding.kind == HOLDING_REQUESTED)
+		by.requested = -(__s64)holding.size;
+	apply_change(&holding.owners, &by);
+	return 0;
+}
+
+static __always_inline void change_residence(const struct holding *of, __s64 size)
+{
+	struct change by = {};
+
+	if (of->kind == HOLDING_KERNEL)
+		by.page_tables = size;
+	else
+		by.resident = size;
+	apply_change(&of->owners, &by);
+}
+
+static __noinline int leave_vram(__u64 key)
+{
+	struct holding *found = bpf_map_lookup_elem(&resources, &key), holding;
+
+	if (!found)
+		return 0;
+	holding = *found;
+	if (bpf_map_delete_elem(&resources, &key))
+		return 0;
+	populate(POPULATION_RESOURCES, -1);
+	change_residence(&holding, -(__s64)holding.size);
+	return 1;
+}
+
+/* 3 parameters up to 6.12, 4 from 6.18: the return value is asked for, not counted to. */
+SEC("fexit/ttm_resource_alloc")
+int BPF_PROG(resource_alloc, struct ttm_buffer_object *tbo, const void *place,
+	     struct ttm_resource **res_ptr)
+{
+	struct ttm_resource *resource = NULL;
+	struct holding holding = {}, *buffer;
+	__u64 key, ret = 0, bo = (__u64)tbo;
+	struct caller *caller;
+
+	if (!acts(PART_LEDGER) || bpf_get_func_ret(ctx, &ret) || (int)ret)
+		return 0;
+	if (bpf_probe_read_kernel(&resource, sizeof(resource), res_ptr) || !resource)
+		return 0;
+	if (BPF_CORE_READ(resource, mem_type) != TTM_PL_VRAM)
+		return 0;
+	buffer = bpf_map_lookup_elem(&buffers, &bo);
+	if (buffer) {
+		holding.owners = buffer->owners;
+		holding.kind = buffer->kind;
+	} else {
+		/* Its first resource, inside amdgpu_bo_create: not on record before the exit. */
+		caller = current_caller(0);
+		if (!caller || !caller->creating)
+			return 0;
+		holding.owners = caller->creating_for;
+		holding.kind = caller->kind;
+	}
+	holding.size = tbo->base.size;
+	key = (__u64)resource;
+	/* Left over from a free nobody saw, while no ledger was attached. */
+	if (leave_vram(key))
+		count(STALE_HOLDING);
+	if (bpf_map_update_elem(&resources, &key, &holding, BPF_NOEXIST)) {
+		count(UNRECORDED_RESOURCE);
+		return 0;
+	}
+	populate(POPULATION_RESOURCES, 1);
+	change_residence(&holding, holding.size);
+	return 0;
+}
+
+SEC("fentry/ttm_resource_free")
+int BPF_PROG(resource_free, struct ttm_buffer_object *tbo, struct ttm_resource **res)
+{
+	__u64 key = 0;
+
+	if (!acts(PART_LEDGER) || bpf_probe_read_kernel(&key, sizeof(key), res) || !key)
+		return 0;
+	leave_vram(key);
+	return 0;
+}
+
+/* The calls the gate looked at end here; what became no buffer goes back. */
+SEC("fexit/kfd_ioctl")
+int BPF_PROG(kfd_ioctl_end)
+{
+	if (acts(PART_LEDGER))
+		give_back_current();
+	return 0;
+}
+
+SEC("fexit/amdgpu_drm_ioctl")
+int BPF_PROG(drm_ioctl_end)
+{
+	if (acts(PART_LEDGER))
+		give_back_current();
+	return 0;
+}
+
+SEC("fexit/amdgpu_kms_compat_ioctl")
+int BPF_PROG(drm_compat_ioctl_end)
+{
+	if (acts(PART_LEDGER))
+		give_back_current();
+	return 0;
+}

@@ -1,0 +1,322 @@
+# SPDX-License-Identifier: Apache-2.0
+"""libbpf through ctypes: just the calls we make, typed, and its own words when one fails.
+
+libbpf ships with every distribution and needs no compiler; its ABI is stable within ``.so.1``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint32, c_uint64, c_void_p
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+_LIBRARY: Final = "libbpf.so.1"
+_BTF_KIND_FUNC: Final = 12
+_LEVEL_DEBUG: Final = 2
+_LOG_LINES: Final = 40
+"""Enough of libbpf's log to hold the verifier's last words."""
+
+
+class BpfError(Exception):
+    """A BPF operation failed; the message is one line with what libbpf or the kernel said."""
+
+
+class _OpenOpts(ctypes.Structure):
+    """The first members of ``struct bpf_object_open_opts``; libbpf goes by ``sz``."""
+
+    _fields_ = (
+        ("sz", c_size_t),
+        ("object_name", c_char_p),
+        ("relaxed_maps", ctypes.c_bool),
+        ("pin_root_path", c_char_p),
+    )
+
+
+class _MapInfo(ctypes.Structure):
+    """The first members of ``struct bpf_map_info`` (include/uapi/linux/bpf.h)."""
+
+    _fields_ = (
+        ("type", c_uint32),
+        ("id", c_uint32),
+        ("key_size", c_uint32),
+        ("value_size", c_uint32),
+        ("max_entries", c_uint32),
+        ("map_flags", c_uint32),
+        ("name", ctypes.c_char * 16),
+    )
+
+
+_PRINT = ctypes.CFUNCTYPE(c_int, c_int, c_char_p, c_void_p)
+_SAMPLE = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_size_t)
+
+_SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
+    "bpf_obj_get": (c_int, (c_char_p,)),
+    "bpf_obj_get_info_by_fd": (c_int, (c_int, c_void_p, POINTER(c_uint32))),
+    "bpf_map_lookup_elem": (c_int, (c_int, c_char_p, c_char_p)),
+    "bpf_map_update_elem": (c_int, (c_int, c_char_p, c_char_p, c_uint64)),
+    "bpf_map_delete_elem": (c_int, (c_int, c_char_p)),
+    "bpf_map_get_next_key": (c_int, (c_int, c_char_p, c_char_p)),
+    "bpf_object__open_file": (c_void_p, (c_char_p, POINTER(_OpenOpts))),
+    "bpf_object__load": (c_int, (c_void_p,)),
+    "bpf_object__close": (None, (c_void_p,)),
+    "bpf_object__find_map_by_name": (c_void_p, (c_void_p, c_char_p)),
+    "bpf_object__next_program": (c_void_p, (c_void_p, c_void_p)),
+    "bpf_map__set_initial_value": (c_int, (c_void_p, c_void_p, c_size_t)),
+    "bpf_program__name": (c_char_p, (c_void_p,)),
+    "bpf_program__section_name": (c_char_p, (c_void_p,)),
+    "bpf_program__set_autoload": (c_int, (c_void_p, ctypes.c_bool)),
+    "bpf_program__attach": (c_void_p, (c_void_p,)),
+    "bpf_link__pin": (c_int, (c_void_p, c_char_p)),
+    "bpf_link__destroy": (c_int, (c_void_p,)),
+    "btf__load_vmlinux_btf": (c_void_p, ()),
+    "btf__load_module_btf": (c_void_p, (c_char_p, c_void_p)),
+    "btf__find_by_name_kind": (c_int, (c_void_p, c_char_p, c_uint32)),
+    "btf__free": (None, (c_void_p,)),
+    "libbpf_set_print": (c_void_p, (c_void_p,)),
+    "libbpf_num_possible_cpus": (c_int, ()),
+    "ring_buffer__new": (c_void_p, (c_int, _SAMPLE, c_void_p, c_void_p)),
+    "ring_buffer__consume": (c_int, (c_void_p,)),
+    "ring_buffer__epoll_fd": (c_int, (c_void_p,)),
+    "ring_buffer__free": (None, (c_void_p,)),
+}
+
+
+class Libbpf:
+    """The loaded library. Failing calls raise BpfError with ``what`` and libbpf's own words."""
+
+    def __init__(self, name: str = _LIBRARY) -> None:
+        try:
+            self._lib = ctypes.CDLL(name, use_errno=True)
+            self._libc = ctypes.CDLL(None)
+            for symbol, (result, arguments) in _SIGNATURES.items():
+                function = getattr(self._lib, symbol)
+                function.restype, function.argtypes = result, arguments
+        except (OSError, AttributeError) as error:
+            raise BpfError(
+                f"{name}: {error}; expected libbpf 1.0 or newer (package libbpf1, libbpf)"
+            ) from None
+        self._libc.vsnprintf.argtypes = (c_void_p, c_size_t, c_char_p, c_void_p)
+        self._log: list[str] = []
+        self._print = _PRINT(self._record)
+        self._lib.libbpf_set_print(ctypes.cast(self._print, c_void_p))
+
+    def _record(self, level: int, form: bytes, values: int) -> int:
+        if level < _LEVEL_DEBUG:
+            buffer = ctypes.create_string_buffer(8192)
+            self._libc.vsnprintf(buffer, len(buffer), form, values)
+            lines = buffer.value.decode(errors="replace").splitlines()
+            self._log = [*self._log, *(line for line in lines if line.strip())][-_LOG_LINES:]
+        return 0
+
+    def _fail(self, what: str, code: int) -> BpfError:
+        said = [line.removeprefix("libbpf: ").strip() for line in self._log]
+        # The verifier's statistics and the lines around its log say nothing of the cause.
+        said = [line for line in said if not line.startswith(("processed ", "-- ", "0:"))]
+        reason = "; ".join(said[-3:])
+        self._log = []
+        return BpfError(f"{what}: {os.strerror(code)}" + (f" ({reason})" if reason else ""))
+
+    def _pointer(self, what: str, pointer: int | None) -> int:
+        if not pointer:
+            raise self._fail(what, ctypes.get_errno())
+        return pointer
+
+    def _check(self, what: str, result: int) -> int:
+        if result < 0:
+            raise self._fail(what, -result)
+        return result
+
+    # Objects and programs
+
+    def open_object(self, path: Path, pin_root: Path) -> int:
+        """A BPF object whose maps are, or will be, pinned below ``pin_root``."""
+        if not path.is_file():
+            raise BpfError(f"{path}: no such BPF object; `make generate` builds it")
+        options = _OpenOpts(ctypes.sizeof(_OpenOpts), None, False, os.fsencode(pin_root))
+        self._log = []
+        return self._pointer(
+            f"{path}: not a BPF object we can open",
+            self._lib.bpf_object__open_file(os.fsencode(path), byref(options)),
+        )
+
+    def set_constant(self, opened: int, section: str, value: bytes) -> None:
+        """The content of a constant section, before loading."""
+        found = self._lib.bpf_object__find_map_by_name(opened, section.encode())
+        what = f"BPF object without a section {section}"
+        self._check(
+            what,
+            self._lib.bpf_map__set_initial_value(self._pointer(what, found), value, len(value)),
+        )
+
+    def load_object(self, opened: int, what: str) -> None:
+        """Through the verifier, maps pinned."""
+        self._log = []
+        self._check(f"{what}: not accepted by the kernel", self._lib.bpf_object__load(opened))
+
+    def close_object(self, opened: int) -> None:
+        """What is pinned stays."""
+        self._lib.bpf_object__close(opened)
+
+    def programs(self, opened: int) -> Iterator[tuple[int, str, str]]:
+        """(handle, name, section) of every program."""
+        program = self._lib.bpf_object__next_program(opened, None)
+        while program:
+            yield (
+                program,
+                self._lib.bpf_program__name(program).decode(),
+                self._lib.bpf_program__section_name(program).decode(),
+            )
+            program = self._lib.bpf_object__next_program(opened, program)
+
+    def skip_program(self, program: int) -> None:
+        """Leave it out of loading."""
+        self._check(
+            "bpf_program__set_autoload", self._lib.bpf_program__set_autoload(program, False)
+        )
+
+    def attach_pinned(self, program: int, name: str, path: Path) -> None:
+        """Attach, and pin the link so that it outlives us."""
+        self._log = []
+        link = self._pointer(f"{name}: cannot attach", self._lib.bpf_program__attach(program))
+        try:
+            self._check(f"{path}: cannot pin", self._lib.bpf_link__pin(link, os.fsencode(path)))
+        finally:
+            self._lib.bpf_link__destroy(link)
+
+    # The kernel's own types
+
+    def functions_present(self, names: set[str], modules: tuple[str, ...]) -> set[str]:
+        """Which of these the kernel and these modules describe in their BTF.
+
+        A module that is not loaded or carries no BTF has none.
+        """
+        base = self._lib.btf__load_vmlinux_btf()
+        if not base:
+            raise self._fail(
+                "/sys/kernel/btf/vmlinux: no type information; expected a kernel built with "
+                "CONFIG_DEBUG_INFO_BTF",
+                ctypes.get_errno(),
+            )
+        loaded = [self._lib.btf__load_module_btf(module.encode(), base) for module in modules]
+        try:
+            return {
+                name
+                for name in names
+                if any(
+                    self._lib.btf__find_by_name_kind(btf, name.encode(), _BTF_KIND_FUNC) > 0
+                    for btf in (base, *loaded)
+                    if btf
+                )
+            }
+        finally:
+            for btf in loaded:
+                if btf:
+                    self._lib.btf__free(btf)
+            self._lib.btf__free(base)
+            self._log = []
+
+    # Maps
+
+    def open_pinned(self, path: Path) -> int:
+        """File descriptor of a pinned map; the caller closes it."""
+        return self._check(
+            f"{path}: cannot open the pinned map", self._lib.bpf_obj_get(os.fsencode(path))
+        )
+
+    def map_sizes(self, fd: int) -> tuple[int, int, int]:
+        """(key bytes, value bytes, entries)."""
+        info = _MapInfo()
+        size = c_uint32(ctypes.sizeof(info))
+        self._check(
+            "bpf_obj_get_info_by_fd", self._lib.bpf_obj_get_info_by_fd(fd, byref(info), byref(size))
+        )
+        return info.key_size, info.value_size, info.max_entries
+
+    def lookup(self, fd: int, key: bytes, size: int) -> bytes | None:
+        """The value, or None if there is no such key."""
+        value = ctypes.create_string_buffer(size)
+        result = self._lib.bpf_map_lookup_elem(fd, key, value)
+        if result == -errno.ENOENT:
+            return None
+        self._check("map lookup", result)
+        return value.raw
+
+    def update(self, fd: int, key: bytes, value: bytes, what: str) -> None:
+        """Add or replace; a full map is an error that says so."""
+        result = self._lib.bpf_map_update_elem(fd, key, value, 0)
+        if result == -errno.E2BIG:
+            raise BpfError(f"{what}: the map is full")
+        self._check(what, result)
+
+    def delete(self, fd: int, key: bytes) -> bool:
+        """False if there was no such key."""
+        result = self._lib.bpf_map_delete_elem(fd, key)
+        if result == -errno.ENOENT:
+            return False
+        self._check("map delete", result)
+        return True
+
+    def keys(self, fd: int, size: int, most: int) -> Iterator[bytes]:
+        """Each key once; others may come and go meanwhile.
+
+        A key that is deleted under the walk sends the kernel back to the first one, so the walk is
+        bounded and what was seen is remembered.
+        """
+        seen: set[bytes] = set()
+        following = ctypes.create_string_buffer(size)
+        key: bytes | None = None
+        for _ in range(4 * most + 16):
+            result = self._lib.bpf_map_get_next_key(fd, key, following)
+            if result == -errno.ENOENT:
+                return
+            self._check("map walk", result)
+            key = following.raw
+            if key not in seen:
+                seen.add(key)
+                yield key
+
+    def possible_cpus(self) -> int:
+        """How many values a per-CPU map holds for each key."""
+        return self._check("possible CPUs", self._lib.libbpf_num_possible_cpus())
+
+    def ring_buffer(self, fd: int) -> RingBuffer:
+        """A reader of a ring buffer map; there must be only one at a time."""
+        return RingBuffer(self._lib, fd, self._fail)
+
+
+class RingBuffer:
+    """Records of a ring buffer, oldest first."""
+
+    def __init__(self, lib: ctypes.CDLL, fd: int, fail: Callable[[str, int], BpfError]) -> None:
+        self._lib = lib
+        self._records: list[bytes] = []
+        self._callback = _SAMPLE(self._take)
+        self._ring = lib.ring_buffer__new(fd, self._callback, None, None)
+        if not self._ring:
+            raise fail("ring buffer", ctypes.get_errno())
+
+    def _take(self, _context: int, data: int, size: int) -> int:
+        self._records.append(ctypes.string_at(data, size))
+        return 0
+
+    def fileno(self) -> int:
+        """Readable (select, epoll) when there is something to take."""
+        return int(self._lib.ring_buffer__epoll_fd(self._ring))
+
+    def take(self) -> list[bytes]:
+        """All that is there now, without waiting."""
+        self._lib.ring_buffer__consume(self._ring)
+        records, self._records = self._records, []
+        return records
+
+    def close(self) -> None:
+        """The map stays."""
+        if self._ring:
+            self._lib.ring_buffer__free(self._ring)
+            self._ring = None

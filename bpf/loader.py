@@ -1,0 +1,524 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads the gate and the ledger, and reads and writes the maps they share.
+
+Everything is pinned: maps below the pin root, links in one directory per generation, so limits
+hold while no process of ours runs. Loading again takes over the same maps: the new programs are
+attached beside the old ones, proven, made the acting generation by one word in the map ``active``,
+and only then do the old ones go. A crash at any point leaves the old or the new ones acting.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import secrets
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from bpf import decode
+from bpf.libbpf import BpfError, Libbpf, RingBuffer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from typing import Self
+
+PIN_ROOT: Final = Path("/sys/fs/bpf/ringfence") / str(decode.SCHEMA)
+MODULES: Final = ("amdgpu", "ttm", "drm")
+"""Where the ledger's functions live, besides the kernel proper."""
+
+_SELF_TEST_CMD: Final = 0x5246F5C5
+_SELF_TEST_ERRNO: Final = errno.EUCLEAN
+_MEMBARRIER_CMD_GLOBAL: Final = 1
+_SYS_MEMBARRIER: Final = {"x86_64": 324, "aarch64": 283}
+_HAND_OVER_SECONDS: Final = 0.05
+_ZERO: Final = decode.U32.pack(0)
+
+
+class _Part(IntEnum):
+    """Index in the map ``active``; the lower-case name is the prefix of its pins."""
+
+    GATE = 0
+    LEDGER = 1
+
+    @property
+    def prefix(self) -> str:
+        return self.name.lower() + "_"
+
+
+# Without one of these a part does not do what it is for; the others only see less.
+_REQUIRED: Final = MappingProxyType(
+    {
+        _Part.GATE: frozenset({"file_ioctl", "task_exit"}),
+        _Part.LEDGER: frozenset(
+            {
+                "bo_create",
+                "bo_created",
+                "bo_destroy",
+                "kfd_ioctl_end",
+                "drm_ioctl_end",
+            }
+        ),
+    }
+)
+
+_VALUE_SIZES: Final = MappingProxyType(
+    {
+        "active": decode.ACTING.size,
+        "limits": decode.LIMIT.size,
+        "usage": decode.USAGE.size,
+        "tenants": decode.U32.size,
+        "gpus_by_kfd_id": decode.U64.size,
+        "gpus_by_minor": decode.U64.size,
+        "builtin_majors": decode.U32.size,
+        "buffers": decode.HOLDING.size,
+        "resources": decode.HOLDING.size,
+        "population": decode.S64.size,
+        "counters": decode.U64.size,
+        "self_test": decode.SELF_TEST.size,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pinned:
+    """An open map."""
+
+    fd: int
+    key_size: int
+    value_size: int
+    entries: int
+
+
+class Maps:
+    """The pinned maps. Close it, or use it in a ``with`` statement."""
+
+    def __init__(self, library: Libbpf, pin_root: Path) -> None:
+        self._lib = library
+        self.pin_root = pin_root
+        self._maps: dict[str, _Pinned] = {}
+        self._ring: RingBuffer | None = None
+        self._ring_fd = -1
+        try:
+            for name, value_size in _VALUE_SIZES.items():
+                fd = library.open_pinned(pin_root / name)
+                self._maps[name] = pinned = _Pinned(fd, *library.map_sizes(fd))
+                if pinned.value_size != value_size:
+                    raise BpfError(
+                        f"{pin_root / name}: values of {pinned.value_size} bytes, expected "
+                        f"{value_size}; another version's map, remove it with `ringfence enforcer "
+                        "--unload` of that version"
+                    )
+        except BpfError:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the descriptors; the pinned maps stay."""
+        if self._ring is not None:
+            self._ring.close()
+            os.close(self._ring_fd)
+            self._ring = None
+        for pinned in self._maps.values():
+            os.close(pinned.fd)
+        self._maps.clear()
+
+    def _items(self, name: str) -> Iterator[tuple[bytes, bytes]]:
+        pinned = self._maps[name]
+        for key in self._lib.keys(pinned.fd, pinned.key_size, pinned.entries):
+            value = self._lib.lookup(pinned.fd, key, pinned.value_size)
+            if value is not None:
+                yield key, value
+
+    def set_limit(self, cgroup: int, gpu: int, size: int | None) -> None:
+        """What the cgroup may hold of the GPU, in bytes; None: accounted, not limited."""
+        value = decode.pack_limit(size)
+        # In this order, so that a tenant without its limit yet is refused and not passed by.
+        tenants = self._maps["tenants"]
+        self._lib.update(
+            tenants.fd,
+            decode.U64.pack(cgroup),
+            decode.U32.pack(1),
+            f"limit of cgroup {cgroup}: tenants",
+        )
+        self._lib.update(
+            self._maps["limits"].fd,
+            decode.pack_key(cgroup, gpu),
+            value,
+            f"limit of cgroup {cgroup} on GPU {gpu:#x}",
+        )
+
+    def delete_limit(self, cgroup: int, gpu: int) -> bool:
+        """False if there was none. With its last limit the cgroup is no tenant any more."""
+        existed = self._lib.delete(self._maps["limits"].fd, decode.pack_key(cgroup, gpu))
+        if all(holder != cgroup for holder, _ in self.limits()):
+            self._lib.delete(self._maps["tenants"].fd, decode.U64.pack(cgroup))
+        return existed
+
+    def limits(self) -> dict[tuple[int, int], int | None]:
+        """(cgroup, GPU) -> bytes, None for accounted without a limit."""
+        return {
+            decode.unpack_key(key): decode.unpack_limit(value)
+            for key, value in self._items("limits")
+        }
+
+    def usage(self) -> dict[tuple[int, int], decode.LedgerUsage]:
+        """(cgroup, GPU) -> what it holds."""
+        return {
+            decode.unpack_key(key): decode.unpack_usage(value)
+            for key, value in self._items("usage")
+        }
+
+    def delete_usage(self, cgroup: int, gpu: int) -> bool:
+        """Forget an entry that holds nothing and has no limit; False if it must stay."""
+        key = decode.pack_key(cgroup, gpu)
+        usage = self._maps["usage"]
+        if self._lib.lookup(self._maps["limits"].fd, key, decode.LIMIT.size) is not None:
+            return False
+        value = self._lib.lookup(usage.fd, key, usage.value_size)
+        if value is None or not decode.unpack_usage(value).empty:
+            return False
+        return self._lib.delete(usage.fd, key)
+
+    def buffers(self) -> dict[int, decode.Holding]:
+        """Live buffers on the ledger, by the kernel's address of the object."""
+        return {
+            decode.U64.unpack(key)[0]: decode.unpack_holding(value)
+            for key, value in self._items("buffers")
+        }
+
+    def set_gpus(self, by_kfd_id: Mapping[int, int], by_minor: Mapping[int, int]) -> None:
+        """Which GPU a KFD id and a DRM minor (render and card) mean; replaces what was there."""
+        for name, wanted in (("gpus_by_kfd_id", by_kfd_id), ("gpus_by_minor", by_minor)):
+            fd = self._maps[name].fd
+            for number, gpu in wanted.items():
+                self._lib.update(
+                    fd, decode.U32.pack(number), decode.U64.pack(gpu), f"{name}: {number}"
+                )
+            for key, _ in list(self._items(name)):
+                if decode.U32.unpack(key)[0] not in wanted:
+                    self._lib.delete(fd, key)
+
+    def set_builtin_majors(self, majors: frozenset[int]) -> None:
+        """Character majors to take for the driver's where it is no module (kfd's, and 226)."""
+        fd = self._maps["builtin_majors"].fd
+        for major in majors:
+            self._lib.update(
+                fd, decode.U32.pack(major), decode.U32.pack(1), f"builtin_majors: {major}"
+            )
+        for key, _ in list(self._items("builtin_majors")):
+            if decode.U32.unpack(key)[0] not in majors:
+                self._lib.delete(fd, key)
+
+    def counters(self) -> dict[str, int]:
+        """Lower-case names of ``decode.Counter`` -> count since the maps were made."""
+        fd = self._maps["counters"].fd
+        size = decode.U64.size * self._lib.possible_cpus()
+        return {
+            counter.name.lower(): sum(
+                value
+                for (value,) in decode.U64.iter_unpack(
+                    self._lib.lookup(fd, decode.U32.pack(counter), size) or b""
+                )
+            )
+            for counter in decode.Counter
+        }
+
+    def fill(self) -> dict[str, tuple[int, int]]:
+        """Map -> (entries used, entries it has room for)."""
+        filled = {
+            name: (sum(1 for _ in self._items(name)), self._maps[name].entries)
+            for name in ("limits", "usage", "tenants", "gpus_by_kfd_id", "gpus_by_minor")
+        }
+        population = self._maps["population"]
+        for index, name in enumerate(("buffers", "resources")):
+            value = self._lib.lookup(population.fd, decode.U32.pack(index), population.value_size)
+            used: int = decode.S64.unpack(value)[0] if value else 0
+            filled[name] = (used, self._maps[name].entries)
+        return filled
+
+    def events(self) -> list[decode.Refusal]:
+        """Refusals since the last call, without waiting. One process at a time may read them."""
+        return [decode.unpack_event(record) for record in self._reader().take()]
+
+    def events_fileno(self) -> int:
+        """Readable when ``events`` has something."""
+        return self._reader().fileno()
+
+    def _reader(self) -> RingBuffer:
+        if self._ring is None:
+            self._ring_fd = self._lib.open_pinned(self.pin_root / "events")
+            try:
+                self._ring = self._lib.ring_buffer(self._ring_fd)
+            except BpfError:
+                os.close(self._ring_fd)
+                raise
+        return self._ring
+
+    def _acting(self, part: _Part) -> tuple[int, int]:
+        value = self._lib.lookup(self._maps["active"].fd, decode.U32.pack(part), decode.ACTING.size)
+        return decode.unpack_acting(value) if value else (0, 0)
+
+    def _set_acting(self, part: _Part, oldest: int, newest: int) -> None:
+        self._lib.update(
+            self._maps["active"].fd,
+            decode.U32.pack(part),
+            decode.ACTING.pack(oldest, newest),
+            f"acting generation of the {part.name}",
+        )
+
+    def _hand_over(self, part: _Part, generation: int) -> None:
+        """Old and new act together for a moment, so that no event meets neither of them."""
+        oldest, newest = self._acting(part)
+        if newest:
+            self._set_acting(part, min(oldest, generation), max(newest, generation))
+            _wait_for_running_programs()
+        self._set_acting(part, generation, generation)
+
+    def _refused_dummy(self, generation: int) -> bool:
+        """Whether a call that only we can make is refused by programs of this generation."""
+        self_test = self._maps["self_test"].fd
+        token = secrets.randbits(63) | 1
+        self._lib.update(self_test, _ZERO, decode.SELF_TEST.pack(token, generation, 0), "self test")
+        try:
+            return _ioctl_errno(token) == _SELF_TEST_ERRNO
+        finally:
+            self._lib.update(self_test, _ZERO, decode.SELF_TEST.pack(0, 0, 0), "self test")
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """A part whose programs are attached and acting."""
+
+    pin_root: Path
+    generation: int
+    attached: Mapping[str, str | None]
+    """Program -> None if it is attached, else why not."""
+
+    def _part(self) -> _Part:
+        raise NotImplementedError
+
+    def detach(self) -> None:
+        """Take the programs away; maps, limits and the other part stay."""
+        _detach(self.pin_root, self._part())
+
+
+class Gate(_Loaded):
+    """The attached gate."""
+
+    __slots__ = ()
+
+    def _part(self) -> _Part:
+        return _Part.GATE
+
+    def self_test(self) -> bool:
+        """Proof that the gate is asked: a dummy call is refused, and only for us."""
+        with open_maps(self.pin_root) as maps:
+            return (self.generation,) * 2 == maps._acting(_Part.GATE) and maps._refused_dummy(
+                self.generation
+            )
+
+    def unload(self) -> None:
+        """Leave nothing behind: programs of both parts, maps, directories."""
+        unload(self.pin_root)
+
+
+class Ledger(_Loaded):
+    """The attached ledger."""
+
+    __slots__ = ()
+
+    def _part(self) -> _Part:
+        return _Part.LEDGER
+
+
+def load_gate(object_path: Path, pin_root: Path = PIN_ROOT) -> Gate:
+    """Attach the gate, or take over from the one attached.
+
+    It refuses limited callers until a ledger is loaded too: without one nothing is ever given
+    back. Raises BpfError, with the previous gate still acting.
+    """
+    return Gate(pin_root, *_load(object_path, pin_root, _Part.GATE))
+
+
+def load_ledger(object_path: Path, pin_root: Path = PIN_ROOT) -> Ledger:
+    """Attach the ledger (source ``bo``) to the driver, or take over from the one attached.
+
+    Its links hold the driver's module: ``detach`` before unloading that. Raises BpfError, with the
+    previous ledger still acting, where the driver is not loaded or has no type information.
+    """
+    return Ledger(pin_root, *_load(object_path, pin_root, _Part.LEDGER))
+
+
+def open_maps(pin_root: Path = PIN_ROOT) -> Maps:
+    """The maps a gate or ledger has pinned. Raises BpfError if there are none."""
+    return Maps(Libbpf(), pin_root)
+
+
+def unload(pin_root: Path = PIN_ROOT) -> None:
+    """Remove every program, map and directory; harmless where there is nothing."""
+    if not pin_root.is_dir():
+        return
+    with _locked(pin_root):
+        for part in _Part:
+            _remove_links(pin_root, part, keep=None)
+        for pin in pin_root.iterdir():
+            pin.unlink()
+    pin_root.rmdir()
+    with suppress(OSError):  # another schema's directory may be beside ours
+        pin_root.parent.rmdir()
+
+
+def _load(object_path: Path, pin_root: Path, part: _Part) -> tuple[int, Mapping[str, str | None]]:
+    library = Libbpf()
+    _make_pin_root(pin_root)
+    with _locked(pin_root):
+        opened = library.open_object(object_path, pin_root)
+        try:
+            generation = 1 + max(_generations(pin_root), default=0)
+            library.set_constant(opened, ".rodata.generation", decode.U32.pack(generation))
+            attached = _select(library, opened, part)
+            library.load_object(opened, str(object_path))
+            links = pin_root / str(generation)
+            links.mkdir(mode=0o700)
+            try:
+                _attach(library, opened, links, part, attached)
+                with Maps(library, pin_root) as maps:
+                    if part is _Part.GATE and not maps._refused_dummy(generation):
+                        raise BpfError(
+                            f"{object_path}: attached, but a dummy call was not refused; the "
+                            "kernel does not run the program"
+                        )
+                    maps._hand_over(part, generation)
+            except BaseException:
+                _remove(links)
+                raise
+            _remove_links(pin_root, part, keep=generation)
+        finally:
+            library.close_object(opened)
+    return generation, MappingProxyType(attached)
+
+
+def _select(library: Libbpf, opened: int, part: _Part) -> dict[str, str | None]:
+    """Leave out programs whose function the running kernel has not."""
+    programs = list(library.programs(opened))
+    targets = {
+        name: section.partition("/")[2]
+        for _, name, section in programs
+        if not section.startswith("tp_btf/")
+    }
+    present = library.functions_present(set(targets.values()), MODULES)
+    attached: dict[str, str | None] = {}
+    for program, name, _ in programs:
+        target = targets.get(name)
+        attached[name] = None
+        if target is not None and target not in present:
+            attached[name] = (
+                f"no {target} in the type information (BTF) of the kernel, {', '.join(MODULES)}"
+            )
+            if name in _REQUIRED[part]:
+                raise BpfError(
+                    f"{part.name.lower()}: {attached[name]}; is amdgpu loaded, and "
+                    "built with CONFIG_DEBUG_INFO_BTF_MODULES?"
+                )
+            library.skip_program(program)
+    return attached
+
+
+def _attach(
+    library: Libbpf, opened: int, links: Path, part: _Part, attached: dict[str, str | None]
+) -> None:
+    """Attach and pin each; what may be missing is noted, not fatal."""
+    for program, name, _ in library.programs(opened):
+        if attached[name] is not None:
+            continue
+        try:
+            library.attach_pinned(program, name, links / (part.prefix + name))
+        except BpfError as error:
+            if name in _REQUIRED[part]:
+                raise
+            attached[name] = str(error)
+
+
+def _detach(pin_root: Path, part: _Part) -> None:
+    with _locked(pin_root):
+        with Maps(Libbpf(), pin_root) as maps:
+            maps._set_acting(part, 0, 0)
+        _remove_links(pin_root, part, keep=None)
+
+
+def _make_pin_root(pin_root: Path) -> None:
+    try:
+        pin_root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise BpfError(
+            f"{pin_root}: {error.strerror}; expected a BPF file system, mount one with "
+            "`mount -t bpf bpf /sys/fs/bpf`"
+        ) from None
+
+
+def _generations(pin_root: Path) -> set[int]:
+    return {int(entry.name) for entry in pin_root.iterdir() if entry.name.isdecimal()}
+
+
+def _remove_links(pin_root: Path, part: _Part, keep: int | None) -> None:
+    """Links of a part in other generations, and directories that are empty then."""
+    for generation in _generations(pin_root) - {keep}:
+        directory = pin_root / str(generation)
+        for pin in directory.iterdir():
+            if pin.name.startswith(part.prefix):
+                pin.unlink()
+        with suppress(OSError):  # the other part's links are in it
+            directory.rmdir()
+
+
+def _remove(links: Path) -> None:
+    for pin in links.iterdir():
+        pin.unlink()
+    links.rmdir()
+
+
+@contextmanager
+def _locked(pin_root: Path) -> Iterator[None]:
+    """One loader at a time, also across processes; the kernel drops it with its holder."""
+    descriptor = os.open(pin_root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise BpfError(f"{pin_root}: another process is loading BPF programs; try again") from None
+    finally:
+        os.close(descriptor)
+
+
+def _ioctl_errno(token: int) -> int:
+    """The errno of the self-test call, 0 if it was let through."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    descriptor = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        result = libc.ioctl(descriptor, ctypes.c_ulong(_SELF_TEST_CMD), ctypes.c_ulong(token))
+        return ctypes.get_errno() if result < 0 else 0
+    finally:
+        os.close(descriptor)
+
+
+def _wait_for_running_programs() -> None:
+    """Programs run as RCU readers; membarrier waits for a grace period where it can."""
+    number = _SYS_MEMBARRIER.get(os.uname().machine)
+    if number is not None:
+        ctypes.CDLL(None, use_errno=True).syscall(
+            ctypes.c_long(number), ctypes.c_int(_MEMBARRIER_CMD_GLOBAL), ctypes.c_uint(0)
+        )
+    time.sleep(_HAND_OVER_SECONDS)
