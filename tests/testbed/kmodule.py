@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds the simulated amdgpu.ko for one kernel."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.testbed.cache import Cache, Report, Step, StepError, digest, digest_files
+from tests.testbed.machine import Driver
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tests.testbed.kernels import BuiltKernel
+
+SOURCES = Path(__file__).parent / "driver"
+MODULE = "amdgpu.ko"
+
+_RECIPE = "1"
+_SOURCE_NAMES = ("Kbuild", "Makefile", "*.c", "*.h", "*.S")
+
+
+def prepare(
+    cache: Cache,
+    kernel: BuiltKernel,
+    report: Report,
+    *,
+    module_btf: bool = True,
+    options: Mapping[str, str] | None = None,
+) -> Driver:
+    """The module for that kernel, built if its sources or the kernel changed.
+
+    `module_btf=False` gives the same module without its type information, as a module has that was
+    built where no vmlinux was at hand (ROCm's own driver packages). Raises StepError.
+    """
+    sources = [path for name in _SOURCE_NAMES for path in SOURCES.rglob(name)]
+    if not (SOURCES / "Kbuild").is_file():
+        raise StepError(f"driver: expected {SOURCES / 'Kbuild'}, found no such file")
+    key = digest(_RECIPE, kernel.key, str(module_btf), digest_files(sources, SOURCES))
+
+    def make(into: Path, step: Step) -> None:
+        copy = into / "source"
+        for path in sources:
+            target = copy / path.relative_to(SOURCES)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, target)
+        step.say(f"compiling {MODULE} for {kernel.release}")
+        step.run(["make", "-C", kernel.tree, f"M={copy}", "-j2", "modules"])
+        built = copy / MODULE
+        if not built.is_file():
+            raise StepError(f"{step.name}: the sources built no {MODULE}; see {step.log}")
+        removed = ["--strip-debug"]
+        if not module_btf:
+            removed += ["--remove-section=.BTF", "--remove-section=.BTF.base"]
+        step.run(["objcopy", *removed, built, into / MODULE])
+        if module_btf and ".BTF" not in _sections(into / MODULE):
+            raise StepError(
+                f"{step.name}: {MODULE} has no type information; expected pahole (package dwarves) "
+                f"to add it, see {step.log}"
+            )
+        (into / "depends").write_text("".join(f"{name}\n" for name in _depends(into / MODULE)))
+
+    name = kernel.line if module_btf else f"{kernel.line}-no-btf"
+    place = cache.ensure("driver", name, key, report, make)
+    return Driver(place / MODULE, (place / "depends").read_text().split(), options or {})
+
+
+def _depends(module: Path) -> list[str]:
+    found = subprocess.run(
+        ["modinfo", "-F", "depends", str(module)], check=True, stdout=subprocess.PIPE, text=True
+    ).stdout
+    return [name for name in found.strip().split(",") if name]
+
+
+def _sections(module: Path) -> set[str]:
+    found = subprocess.run(
+        ["objdump", "-h", str(module)], check=True, stdout=subprocess.PIPE, text=True
+    ).stdout
+    return {word for line in found.splitlines() for word in line.split()[1:2]}

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The distribution packages the project's tests need: the one list, and how they get installed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import TYPE_CHECKING
+
+from tests.testbed.cache import Cache, Report, Step, StepError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+PACKAGES = {
+    "building kernels and modules": (
+        *("gcc", "libc6-dev", "make", "bc", "bison", "flex", "binutils", "dwarves", "kmod"),
+        *("libelf-dev", "libssl-dev", "lz4", "xz-utils", "zstd", "bzip2", "rsync", "dpkg-dev"),
+    ),
+    "virtual machines": ("qemu-system-x86", "busybox-static", "erofs-utils", "util-linux"),
+    "eBPF": ("clang", "llvm", "libbpf1", "libbpf-dev", "python3-bpfcc"),
+    "containers": ("runc",),
+    "Python": ("python3", "python3-venv", "python3-pip"),
+    "checks": ("clang-format", "shellcheck", "git"),
+}
+"""By purpose. The names are the same in Debian 12, Debian 13 and Ubuntu 24.04."""
+
+
+def prepare(cache: Cache, report: Report) -> None:
+    """Install what is missing. Raises StepError: not root, or the installation failed."""
+    wanted = sorted({name for names in PACKAGES.values() for name in names})
+    absent = missing(wanted, _status(wanted))
+    if not absent:
+        return
+    if os.geteuid() != 0:
+        raise StepError(
+            f"packages: {len(absent)} are missing and installing them needs root; "
+            f"run: sudo apt-get install --no-install-recommends {' '.join(absent)}"
+        )
+    step = Step("packages", report, cache.root / "logs" / "packages.log")
+    step.log.parent.mkdir(parents=True, exist_ok=True)
+    with cache.lock("packages", step.say):
+        step.say(f"installing {' '.join(absent)}")
+        quiet = {"DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
+        step.run(["apt-get", "update"], env=quiet)
+        # Another run of the package manager may hold its lock: wait for it, but not for ever.
+        install = ["apt-get", "-o", "DPkg::Lock::Timeout=300", "install", "--yes"]
+        step.run([*install, "--no-install-recommends", *absent], env=quiet)
+
+
+def missing(wanted: Iterable[str], status: str) -> list[str]:
+    """The packages that are not installed, by dpkg-query's lines "<package> <status>"."""
+    installed = {
+        words[0].partition(":")[0]
+        for words in map(str.split, status.splitlines())
+        if words[1:] == ["installed"]
+    }
+    return [name for name in wanted if name not in installed]
+
+
+def _status(names: Iterable[str]) -> str:
+    """Packages that dpkg has never heard of make it exit with status 1; the others are printed."""
+    try:
+        return subprocess.run(
+            ["dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n", *names],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            check=False,
+        ).stdout
+    except FileNotFoundError as error:
+        raise StepError("packages: expected Debian or Ubuntu, found no dpkg-query") from error

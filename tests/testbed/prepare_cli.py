@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tests/testbed/prepare`: brings a fresh machine to the point where tests can run."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.testbed import image, kernels, kmodule, packages, stock, venv
+from tests.testbed.cache import Cache, Report, StepError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import FrameType
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+_NAMES: dict[str, tuple[str, ...]] = {
+    "packages": (),
+    "venv": (),
+    "kernel": kernels.LINES,
+    "driver": kernels.LINES,
+    "stock": stock.NAMES,
+}
+"""Steps in the order in which each has what it needs, and the names each can be given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """One step; `name` is empty for steps that have none."""
+
+    step: str
+    name: str = ""
+
+
+def wishes(words: Sequence[str]) -> list[Wish]:
+    """The steps asked for: `kernel dmem` is one of them, `kernel` alone all, `all` everything.
+
+    Raises ValueError for a word that is neither a step nor a name of the step before it.
+    """
+    wanted: list[Wish] = []
+    pending = list(words) or ["all"]
+    while pending:
+        step = pending.pop(0)
+        if step == "all":
+            wanted += [wish for each in _NAMES for wish in _every(each)]
+            continue
+        if step not in _NAMES:
+            raise ValueError(f"expected one of {', '.join(_NAMES)} or all, found {step!r}")
+        named = []
+        while pending and pending[0] in _NAMES[step]:
+            named.append(Wish(step, pending.pop(0)))
+        wanted += named or _every(step)
+    order = list(_NAMES)
+    return sorted(dict.fromkeys(wanted), key=lambda wish: order.index(wish.step))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Do the steps; 0 if all are done, 1 with a message that says what to do if one is not."""
+    parser = argparse.ArgumentParser(
+        prog="tests/testbed/prepare",
+        description="Prepare this machine: packages, virtual environment, kernels, driver.",
+        epilog="Everything built is kept in $RINGFENCE_CACHE (default ~/.cache/ringfence).",
+    )
+    parser.add_argument("--refresh", action="store_true", help="look for newer kernel packages")
+    parser.add_argument(
+        "steps",
+        nargs="*",
+        metavar="STEP",
+        help="packages, venv, kernel [dmem|nodmem], driver [dmem|nodmem], "
+        "stock [6.1|6.12|newest], all (default)",
+    )
+    options = parser.parse_args(argv)
+    try:
+        wanted = wishes(options.steps)
+    except ValueError as error:
+        parser.error(str(error))
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _stop)
+    cache = Cache.from_environment(os.environ)
+    report = Report()
+    try:
+        cache.root.mkdir(parents=True, exist_ok=True)
+        for wish in wanted:
+            _do(wish, cache, report, refresh=options.refresh)
+    except (StepError, OSError) as error:
+        print(f"tests/testbed/prepare: {error}", file=sys.stderr)
+        return 1
+    report(f"ready: {', '.join(f'{wish.step} {wish.name}'.strip() for wish in wanted)}")
+    return 0
+
+
+def _do(wish: Wish, cache: Cache, report: Report, *, refresh: bool) -> None:
+    match wish.step:
+        case "packages":
+            packages.prepare(cache, report)
+        case "venv":
+            place = venv.prepare(cache, PROJECT, report)
+            image.prepare(cache, image.python_directories(place), report)
+        case "kernel":
+            kernels.prepare(cache, wish.name, report, refresh=refresh)
+        case "driver":
+            built = kernels.prepare(cache, wish.name, report)
+            for module_btf in (True, False):
+                kmodule.prepare(cache, built, report, module_btf=module_btf)
+        case "stock":
+            stock.prepare(cache, wish.name, report, refresh=refresh)
+        case other:
+            raise AssertionError(other)
+
+
+def _every(step: str) -> list[Wish]:
+    return [Wish(step, name) for name in _NAMES[step]] or [Wish(step)]
+
+
+def _stop(number: int, _frame: FrameType | None) -> None:
+    # An exception, so that every tool started is ended on the way out.
+    sys.exit(128 + number)

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import pytest
+
+from tests.testbed import run_cli
+
+
+def test_everything_after_the_dashes_is_the_command() -> None:
+    options = run_cli.parse(["--kernel", "nodmem", "--gpus", "4", "--", "sh", "-c", "x --gpus 9"])
+    assert options.kernel == "nodmem"
+    assert options.gpus == 4
+    assert options.command == ["sh", "-c", "x --gpus 9"]
+
+
+def test_a_command_may_stand_without_dashes_and_have_its_own_options() -> None:
+    assert run_cli.parse(["ls", "-l", "--", "x"]).command == ["ls", "-l", "--", "x"]
+
+
+def test_an_empty_module_list_is_not_the_default_one() -> None:
+    assert run_cli.parse(["--lsm", "", "--", "x"]).lsm == ""
+    assert run_cli.parse(["--", "x"]).lsm is None
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["--"],
+        ["--kernel", "5.4", "--", "x"],
+        ["--stock", "7", "--", "x"],
+        ["--gpus", "-1", "--", "x"],
+        ["--gpus", "two", "--", "x"],
+        ["--env", "NOEQUALS", "--", "x"],
+        ["--unknown", "--", "x"],
+    ],
+)
+def test_a_bad_command_line_ends_with_status_2(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run_cli.parse(argv)
+    assert caught.value.code == 2
+    assert "error:" in capsys.readouterr().err
