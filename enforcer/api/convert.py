@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Between the model and the messages of the local API, both ways."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from enforcer.api import enforcer_pb2 as pb
+from enforcer.model import (
+    ContainerUsage,
+    Gpu,
+    GpuLoad,
+    HostSupport,
+    Layer,
+    LayerState,
+    Protection,
+    Snapshot,
+    Usage,
+)
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+_Value = TypeVar("_Value")
+
+
+def layer_to_pb(state: LayerState) -> pb.LayerState:
+    return pb.LayerState(layer=state.layer.value, on=state.on, reason=state.reason or "")
+
+
+def layer_from_pb(message: pb.LayerState) -> LayerState:
+    """Raises ValueError for a layer this version does not know."""
+    return LayerState(Layer(message.layer), None if message.on else message.reason)
+
+
+def protection_to_pb(protection: Protection, *, whole: bool) -> pb.Protection:
+    """``whole``: the share is a whole GPU, accounted and not limited."""
+    return pb.Protection(
+        bdf=protection.bdf,
+        cgroup=protection.path,
+        layers=[layer_to_pb(state) for state in protection.layers],
+        held=protection.held,
+        whole=whole,
+    )
+
+
+def protection_from_pb(message: pb.Protection) -> tuple[Protection, bool]:
+    """The protection, and whether its share is a whole GPU."""
+    layers = tuple(layer_from_pb(state) for state in message.layers)
+    return Protection(message.cgroup, message.bdf, layers), message.whole
+
+
+def support_to_pb(support: HostSupport) -> pb.HostSupport:
+    return pb.HostSupport(
+        layers=[layer_to_pb(support.gate), layer_to_pb(support.dmem)],
+        ledger=support.ledger,
+        dmem_regions=dict(support.dmem_regions),
+    )
+
+
+def support_from_pb(message: pb.HostSupport) -> HostSupport:
+    """Raises ValueError if the gate's or dmem's state is missing."""
+    layers = {state.layer: state for state in map(layer_from_pb, message.layers)}
+    if not layers.keys() >= {Layer.GATE, Layer.DMEM}:
+        raise ValueError(f"host support: expected the layers gate and dmem, found {sorted(layers)}")
+    return HostSupport(
+        gate=layers[Layer.GATE],
+        dmem=layers[Layer.DMEM],
+        ledger=message.ledger,
+        dmem_regions=tuple(sorted(message.dmem_regions.items())),
+    )
+
+
+def gpu_to_pb(gpu: Gpu) -> pb.Gpu:
+    return pb.Gpu(
+        bdf=gpu.bdf,
+        kfd_id=gpu.kfd_id,
+        card=gpu.card,
+        render=gpu.render,
+        name=gpu.name,
+        vram_bytes=gpu.vram_bytes,
+        cu_count=gpu.cu_count,
+        gfx_version=gpu.gfx_version,
+        device_id=gpu.device_id,
+        unique_id=gpu.unique_id,
+        numa_node=gpu.numa_node,
+        compute_queues=gpu.compute_queues,
+        xcc_count=gpu.xcc_count,
+        xgmi_peers=gpu.xgmi_peers,
+        compute_partition=gpu.compute_partition,
+        memory_partition=gpu.memory_partition,
+    )
+
+
+def gpu_from_pb(message: pb.Gpu) -> Gpu:
+    return Gpu(
+        bdf=message.bdf,
+        kfd_id=message.kfd_id,
+        card=_known(message, "card", message.card),
+        render=message.render,
+        name=message.name,
+        vram_bytes=_known(message, "vram_bytes", message.vram_bytes),
+        cu_count=message.cu_count,
+        gfx_version=message.gfx_version,
+        device_id=_known(message, "device_id", message.device_id),
+        unique_id=_known(message, "unique_id", message.unique_id),
+        numa_node=_known(message, "numa_node", message.numa_node),
+        compute_queues=_known(message, "compute_queues", message.compute_queues),
+        xcc_count=_known(message, "xcc_count", message.xcc_count),
+        xgmi_peers=tuple(message.xgmi_peers),
+        compute_partition=_known(message, "compute_partition", message.compute_partition),
+        memory_partition=_known(message, "memory_partition", message.memory_partition),
+    )
+
+
+def usage_to_pb(row: ContainerUsage) -> pb.ContainerUsage:
+    usage = row.usage
+    return pb.ContainerUsage(
+        namespace=row.namespace,
+        pod=row.pod,
+        pod_uid=row.pod_uid,
+        container=row.container,
+        cgroup=row.cgroup,
+        bdf=row.bdf,
+        limit_bytes=row.limit,
+        usage=pb.Usage(
+            requested=usage.requested,
+            resident=usage.resident,
+            page_tables=usage.page_tables,
+            peak=usage.peak,
+            refusals=usage.refusals,
+            dmem_current=usage.dmem_current,
+        ),
+        layers=[layer_to_pb(state) for state in row.layers],
+    )
+
+
+def usage_from_pb(message: pb.ContainerUsage) -> ContainerUsage:
+    usage = message.usage
+    return ContainerUsage(
+        namespace=message.namespace,
+        pod=message.pod,
+        pod_uid=message.pod_uid,
+        container=message.container,
+        cgroup=message.cgroup,
+        bdf=message.bdf,
+        limit=_known(message, "limit_bytes", message.limit_bytes),
+        usage=Usage(
+            requested=_known(usage, "requested", usage.requested),
+            resident=_known(usage, "resident", usage.resident),
+            page_tables=_known(usage, "page_tables", usage.page_tables),
+            peak=_known(usage, "peak", usage.peak),
+            refusals=_known(usage, "refusals", usage.refusals),
+            dmem_current=_known(usage, "dmem_current", usage.dmem_current),
+        ),
+        layers=tuple(layer_from_pb(state) for state in message.layers),
+    )
+
+
+def load_to_pb(load: GpuLoad) -> pb.GpuLoad:
+    return pb.GpuLoad(
+        bdf=load.bdf,
+        vram_used=load.vram_used,
+        busy_percent=load.busy_percent,
+        temperature=load.temperature,
+        power=load.power,
+    )
+
+
+def load_from_pb(message: pb.GpuLoad) -> GpuLoad:
+    return GpuLoad(
+        bdf=message.bdf,
+        vram_used=_known(message, "vram_used", message.vram_used),
+        busy_percent=_known(message, "busy_percent", message.busy_percent),
+        temperature=_known(message, "temperature", message.temperature),
+        power=_known(message, "power", message.power),
+    )
+
+
+def snapshot_to_pb(snapshot: Snapshot) -> pb.Snapshot:
+    return pb.Snapshot(
+        time=snapshot.time,
+        support=support_to_pb(snapshot.support),
+        gpus=[gpu_to_pb(gpu) for gpu in snapshot.gpus],
+        containers=[usage_to_pb(row) for row in snapshot.containers],
+        problems=snapshot.problems,
+        loads=[load_to_pb(load) for load in snapshot.loads],
+        pass_seconds=snapshot.pass_seconds,
+        counters=dict(snapshot.counters),
+        map_fill=[
+            pb.MapFill(map=name, used=used, max=top) for name, used, top in snapshot.map_fill
+        ],
+    )
+
+
+def snapshot_from_pb(message: pb.Snapshot) -> Snapshot:
+    """Raises ValueError for a snapshot this version cannot express."""
+    return Snapshot(
+        time=message.time,
+        support=support_from_pb(message.support),
+        gpus=tuple(map(gpu_from_pb, message.gpus)),
+        containers=tuple(map(usage_from_pb, message.containers)),
+        problems=tuple(message.problems),
+        loads=tuple(map(load_from_pb, message.loads)),
+        pass_seconds=message.pass_seconds,
+        counters=tuple(sorted(message.counters.items())),
+        map_fill=tuple((fill.map, fill.used, fill.max) for fill in message.map_fill),
+    )
+
+
+def _known(message: Message, field: str, value: _Value) -> _Value | None:
+    return value if message.HasField(field) else None

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which processes are in which cgroup."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from enforcer.host.files import FileError, parse_int, read_list, read_text
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def pids(cgroup: Path) -> tuple[set[int], list[str]]:
+    """The processes in a cgroup and in every cgroup below it, and what could not be read.
+
+    A container can make cgroups of its own, so its processes are found only in the whole tree.
+    """
+    found: set[int] = set()
+    problems: list[str] = []
+    pending = [cgroup]
+    while pending:
+        directory = pending.pop()
+        path = directory / "cgroup.procs"
+        try:
+            # pid 0 is a process outside the reader's pid namespace.
+            found.update(pid for word in read_list(path) if (pid := parse_int(word, 10, str(path))))
+            pending.extend(child for child in directory.iterdir() if child.is_dir())
+        except FileNotFoundError:
+            continue
+        except (FileError, OSError) as error:
+            if directory.exists():
+                problems.append(str(error))
+    return found, problems
+
+
+def cgroup_path(proc: Path, pid: int) -> str:
+    """The process's cgroup in the unified hierarchy, relative to the reader's cgroup root.
+
+    Raises FileVanished when the process has exited, FileError without a unified hierarchy.
+    """
+    path = proc / str(pid) / "cgroup"
+    for line in read_text(path).splitlines():
+        if line.startswith("0::/"):
+            # The kernel marks a removed cgroup; a path can itself end in anything else.
+            return line.removeprefix("0::/").removesuffix(" (deleted)")
+    raise FileError(f"{path}: expected a line 0::/<path>, found none: no cgroup2 hierarchy")

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernel events of GPUs: devices that come, go or change (a reset is a change)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_KERNEL_GROUP = 1  # the kernel's own messages, not udev's repetition of them
+_ACTIONS = frozenset({"add", "remove", "change", "bind", "unbind"})
+
+
+@dataclass(frozen=True, slots=True)
+class Uevent:
+    """One event of a DRM device or an amdgpu PCI function."""
+
+    action: str
+    subsystem: str
+    path: str
+    """Below /sys, with a leading slash."""
+    bdf: str | None = None
+    wedged: str | None = None
+    """How the driver says the device can be recovered (``WEDGED=``, kernel 6.15)."""
+
+
+def uevent(message: Mapping[str, object]) -> Uevent | None:
+    """The event of one uevent message's keys; None if it is not about a GPU."""
+    action, subsystem = message.get("ACTION"), message.get("SUBSYSTEM")
+    path = message.get("DEVPATH")
+    if action not in _ACTIONS or not isinstance(path, str):
+        return None
+    # After an unbind the message no longer names the driver, so a PCI event is taken if it could
+    # be a GPU's: an event only says "look again".
+    of_gpu = subsystem == "drm" or (
+        subsystem == "pci" and message.get("DRIVER", "amdgpu") == "amdgpu"
+    )
+    if not of_gpu:
+        return None
+    bdf, wedged = message.get("PCI_SLOT_NAME"), message.get("WEDGED")
+    return Uevent(
+        str(action),
+        str(subsystem),
+        path,
+        bdf.lower() if isinstance(bdf, str) else None,
+        wedged if isinstance(wedged, str) else None,
+    )
+
+
+def listen() -> Iterator[Uevent]:
+    """GPU events as they happen, for ever. Raises OSError where netlink is not allowed."""
+    from pyroute2 import UeventSocket  # noqa: PLC0415 - 15 MB that only a listener needs
+
+    with UeventSocket() as socket:
+        socket.bind(groups=_KERNEL_GROUP)
+        while True:
+            for message in socket.get():
+                event = uevent(message)
+                if event is not None:
+                    yield event
