@@ -182,9 +182,10 @@ static __noinline int dumb_create_demand(unsigned int cmd, unsigned long arg, st
 	return 0;
 }
 
-static __noinline int find_demand(unsigned int cmd, unsigned long arg, __u32 rdev,
-				  struct demand *ret)
+APART int find_demand(unsigned int cmd, unsigned long arg, __u32 rdev, struct demand *ret)
 {
+	if (!ret)
+		return -EINVAL;
 	if (rdev >> MINOR_BITS != DRM_MAJOR)
 		return kfd_alloc_demand(cmd, arg, ret);
 	if (ret->nr == DRM_AMDGPU_GEM_CREATE_NR)
@@ -198,12 +199,17 @@ static __noinline int find_demand(unsigned int cmd, unsigned long arg, __u32 rde
 	return 0;
 }
 
-static __noinline int refuse(const struct refusal *why)
+APART int refuse(const struct refusal *why)
 {
-	struct ledger_key key = { .cgroup = why->cgroup, .gpu = why->gpu };
-	struct usage *of = bpf_map_lookup_elem(&usage, &key);
+	struct ledger_key key = {};
 	struct event *event;
+	struct usage *of;
 
+	if (!why)
+		return -ENOMEM;
+	key.cgroup = why->cgroup;
+	key.gpu = why->gpu;
+	of = bpf_map_lookup_elem(&usage, &key);
 	count(why->reason);
 	if (of) {
 		__sync_fetch_and_add(&of->refusals, 1);

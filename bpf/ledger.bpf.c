@@ -77,14 +77,35 @@ static __always_inline void settle(struct caller *caller, __u64 size)
 	apply_change(&caller->creating_for, &by);
 }
 
+/*
+ * The verifier lets no program load an argument that is a pointer to a pointer from its context;
+ * asking for it by number is allowed. 0 if there is nothing behind it.
+ */
+static __always_inline __u64 behind_argument(void *ctx, __u32 n)
+{
+	__u64 argument = 0, value = 0;
+
+	if (bpf_get_func_arg(ctx, n, &argument) ||
+	    bpf_probe_read_kernel(&value, sizeof(value), (const void *)argument))
+		return 0;
+	return value;
+}
+
+/* Parameter counts differ between kernels: the return value is asked for, not counted to. */
+static __always_inline bool failed(void *ctx)
+{
+	__u64 ret = 0;
+
+	return bpf_get_func_ret(ctx, &ret) || (int)ret;
+}
+
 SEC("fexit/amdgpu_bo_create")
-int BPF_PROG(bo_created, struct amdgpu_device *adev, struct amdgpu_bo_param *bp,
-	     struct amdgpu_bo **bo_ptr, int ret)
+int bo_created(void *ctx)
 {
 	struct holding holding = {};
-	struct amdgpu_bo *bo = NULL;
 	struct change by = { .buffers = 1 };
 	struct caller *caller;
+	struct amdgpu_bo *bo;
 	__u64 key;
 
 	if (!acts(PART_LEDGER))
@@ -93,7 +114,10 @@ int BPF_PROG(bo_created, struct amdgpu_device *adev, struct amdgpu_bo_param *bp,
 	if (!caller || !caller->creating)
 		return 0;
 	caller->creating = 0;
-	if (ret || bpf_probe_read_kernel(&bo, sizeof(bo), bo_ptr) || !bo)
+	if (failed(ctx))
+		return 0;
+	bo = (struct amdgpu_bo *)behind_argument(ctx, 2);
+	if (!bo)
 		return 0;
 	if (caller->kind == HOLDING_REQUESTED && !caller->in_vram)
 		return 0;
@@ -160,21 +184,18 @@ static __noinline int leave_vram(__u64 key)
 	return 1;
 }
 
-/* 3 parameters up to 6.12, 4 from 6.18: the return value is asked for, not counted to. */
 SEC("fexit/ttm_resource_alloc")
-int BPF_PROG(resource_alloc, struct ttm_buffer_object *tbo, const void *place,
-	     struct ttm_resource **res_ptr)
+int BPF_PROG(resource_alloc, struct ttm_buffer_object *tbo)
 {
-	struct ttm_resource *resource = NULL;
 	struct holding holding = {}, *buffer;
-	__u64 key, ret = 0, bo = (__u64)tbo;
+	struct ttm_resource *resource;
+	__u64 key, bo = (__u64)tbo;
 	struct caller *caller;
 
-	if (!acts(PART_LEDGER) || bpf_get_func_ret(ctx, &ret) || (int)ret)
+	if (!acts(PART_LEDGER) || failed(ctx))
 		return 0;
-	if (bpf_probe_read_kernel(&resource, sizeof(resource), res_ptr) || !resource)
-		return 0;
-	if (BPF_CORE_READ(resource, mem_type) != TTM_PL_VRAM)
+	resource = (struct ttm_resource *)behind_argument(ctx, 2);
+	if (!resource || BPF_CORE_READ(resource, mem_type) != TTM_PL_VRAM)
 		return 0;
 	buffer = bpf_map_lookup_elem(&buffers, &bo);
 	if (buffer) {
@@ -203,13 +224,15 @@ int BPF_PROG(resource_alloc, struct ttm_buffer_object *tbo, const void *place,
 }
 
 SEC("fentry/ttm_resource_free")
-int BPF_PROG(resource_free, struct ttm_buffer_object *tbo, struct ttm_resource **res)
+int resource_free(void *ctx)
 {
-	__u64 key = 0;
+	__u64 key;
 
-	if (!acts(PART_LEDGER) || bpf_probe_read_kernel(&key, sizeof(key), res) || !key)
+	if (!acts(PART_LEDGER))
 		return 0;
-	leave_vram(key);
+	key = behind_argument(ctx, 1);
+	if (key)
+		leave_vram(key);
 	return 0;
 }
 

@@ -11,11 +11,13 @@
  * The cgroups of the caller, root first, that hold a share of any GPU. A tenant can make cgroups
  * below its own, so every ancestor is looked at. More than MAX_OWNERS: counted, not listed.
  */
-static __noinline int find_tenants(struct owners *ret)
+APART int find_tenants(struct owners *ret)
 {
 	__u32 found = 0;
 	int level;
 
+	if (!ret)
+		return 0;
 	for (level = 1; level <= MAX_CGROUP_DEPTH; level++) {
 		__u64 cgroup = bpf_get_current_ancestor_cgroup_id(level);
 
@@ -32,10 +34,12 @@ static __noinline int find_tenants(struct owners *ret)
 }
 
 /* Of the tenants, those with a share of this GPU. */
-static __noinline int find_owners(const struct owners *tenants_found, __u64 gpu, struct owners *ret)
+APART int find_owners(const struct owners *tenants_found, __u64 gpu, struct owners *ret)
 {
 	__u32 i, found = 0;
 
+	if (!tenants_found || !ret)
+		return 0;
 	ret->gpu = gpu;
 	for (i = 0; i < MAX_OWNERS && i < tenants_found->count; i++) {
 		struct ledger_key key = { .cgroup = tenants_found->cgroup[i], .gpu = gpu };
@@ -50,7 +54,7 @@ static __noinline int find_owners(const struct owners *tenants_found, __u64 gpu,
 	return found;
 }
 
-static __noinline struct usage *usage_of(const struct ledger_key *key)
+static __always_inline struct usage *usage_of(const struct ledger_key *key)
 {
 	struct usage *found = bpf_map_lookup_elem(&usage, key);
 	struct usage empty = {};
@@ -83,12 +87,15 @@ struct change {
 };
 
 /* Untested: for what has already happened, and for giving back. */
-static __noinline int apply_change(const struct owners *to, const struct change *by)
+APART int apply_change(const struct owners *to, const struct change *by)
 {
-	/* The daemon deletes only entries that are 0: what is given back has its entry. */
-	bool adds = by->requested > 0 || by->resident > 0 || by->page_tables > 0 || by->buffers > 0;
+	bool adds;
 	__u32 i;
 
+	if (!to || !by)
+		return -EINVAL;
+	/* The daemon deletes only entries that are 0: what is given back has its entry. */
+	adds = by->requested > 0 || by->resident > 0 || by->page_tables > 0 || by->buffers > 0;
 	for (i = 0; i < MAX_OWNERS && i < to->count; i++) {
 		struct ledger_key key = { .cgroup = to->cgroup[i], .gpu = to->gpu };
 		struct usage *of = adds ? usage_of(&key) : bpf_map_lookup_elem(&usage, &key);

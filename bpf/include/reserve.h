@@ -21,19 +21,23 @@ struct refusal {
 };
 
 /* 0, or a REFUSED_* + 1. On refusal *why says what was in the way. */
-static __noinline int charge_one(const struct ledger_key *key, __u64 size, struct refusal *why)
+APART int charge_one(__u64 cgroup, __u64 gpu, __u64 size, struct refusal *why)
 {
-	struct limit *limit = bpf_map_lookup_elem(&limits, key);
+	struct ledger_key key = { .cgroup = cgroup, .gpu = gpu };
+	struct limit *limit;
 	struct usage *of;
 	__u64 most;
 	int i;
 
-	why->cgroup = key->cgroup;
+	if (!why)
+		return REFUSED_NO_SHARE + 1;
+	limit = bpf_map_lookup_elem(&limits, &key);
+	why->cgroup = cgroup;
 	if (!limit)
 		return REFUSED_NO_SHARE + 1;
 	most = *(volatile __u64 *)&limit->bytes;
 	why->limit = most;
-	of = usage_of(key);
+	of = usage_of(&key);
 	if (!of)
 		return REFUSED_USAGE_FULL + 1;
 	if (*(volatile __s64 *)&of->buffers >= MAX_BUFFERS_PER_TENANT)
@@ -62,14 +66,13 @@ static __noinline int charge(const struct owners *to, __u64 size, struct refusal
 	__u32 i;
 
 	for (i = 0; i < MAX_OWNERS && i < to->count; i++) {
-		struct ledger_key key = { .cgroup = to->cgroup[i], .gpu = to->gpu };
-		int refused = charge_one(&key, size, why);
+		int refused = charge_one(to->cgroup[i], to->gpu, size, why);
 
 		if (refused) {
 			apply_change(&charged, &undo);
 			return refused;
 		}
-		charged.cgroup[i] = key.cgroup;
+		charged.cgroup[i] = to->cgroup[i];
 		charged.count = i + 1;
 	}
 	return 0;
