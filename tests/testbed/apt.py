@@ -140,9 +140,9 @@ def suites_in_reach(distribution: Distribution) -> tuple[str, ...]:
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """The leading numbers of a version: "7.3.4+deb13-amd64" -> (7, 3, 4)."""
-    match = re.match(r"\d+(?:\.\d+)*", text)
-    return tuple(int(part) for part in match[0].split(".")) if match else ()
+    """The leading numbers of a version: "6.1.0-31-amd64" -> (6, 1, 0, 31)."""
+    match = re.match(r"\d+(?:[.-]\d+)*", text)
+    return tuple(int(part) for part in re.split("[.-]", match[0])) if match else ()
 
 
 def newest(

@@ -167,6 +167,11 @@ def _build(line: str, package: apt.Package, archive: apt.Archive, into: Path, st
         )
     step.say(f"compiling {package.name} {package.version} (about 6 minutes on 2 cores)")
     step.run([*make, "bzImage", "modules"])
+    _finish(tree, into, make, step)
+
+
+def _finish(tree: Path, into: Path, make: Sequence[str | Path], step: Step) -> None:
+    """Take out of a compiled tree what boots, and reduce it to what modules are built against."""
     step.say("installing modules")
     step.run([*make, "-s", "modules_install", f"INSTALL_MOD_PATH={into}", "INSTALL_MOD_STRIP=1"])
     release = (tree / "include/config/kernel.release").read_text().strip()

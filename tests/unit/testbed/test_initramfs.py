@@ -41,7 +41,7 @@ def test_dashes_and_underscores_name_the_same_module() -> None:
 
 
 def test_a_malformed_index_is_an_error() -> None:
-    with pytest.raises(ValueError, match="modules.dep"):
+    with pytest.raises(ValueError, match=r"modules\.dep"):
         initramfs.loading_order("kernel/fs/9p/9p.ko.xz\n", ["9p"])
 
 

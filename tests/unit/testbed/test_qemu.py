@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 
 from tests.testbed import qemu
@@ -22,7 +23,7 @@ MACHINE = qemu.Machine(
 
 def devices(machine: qemu.Machine) -> list[str]:
     argv = qemu.arguments(machine)
-    return [value for name, value in zip(argv, argv[1:], strict=False) if name == "-device"]
+    return [value for name, value in itertools.pairwise(argv) if name == "-device"]
 
 
 def test_each_gpu_is_a_device_of_its_own() -> None:
