@@ -11,7 +11,12 @@ import helm_python
 import pytest
 import yaml
 
+from deviceplugin.main import parser as plugin_parser
+from enforcer import cli
+from enforcer.daemon import _parser as enforcer_parser
+
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterator
 
 CHART = Path(__file__).parents[3] / "charts" / "ringfence"
@@ -26,6 +31,7 @@ VARIANTS: dict[str, Values] = {
         "containerRuntime": {"containerdStateDir": "/var/snap/microk8s/common/run/containerd"},
     },
     "hook": {"hookDir": "/opt/ringfence"},
+    "plugin": {"devicePlugin": {"splitCount": 4, "failOpen": True, "logLevel": "debug"}},
     "cri-o": {"containerRuntime": {"containerdStateDir": ""}},
     "service monitor": {"metrics": {"serviceMonitor": {"enabled": True, "labels": {"team": "a"}}}},
     "pod monitor": {"metrics": {"podMonitor": {"enabled": True, "interval": "1m30s"}}},
@@ -187,7 +193,6 @@ def test_the_rights_are_exactly_those_the_plugin_needs() -> None:
     assert rights == {
         ("", "nodes"): {"get", "list", "watch", "patch"},
         ("", "pods"): {"get", "list", "watch", "patch"},
-        ("", "events"): {"create"},
     }
     binding = only(objects, "ClusterRoleBinding")
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
@@ -203,14 +208,16 @@ def test_an_account_of_ones_own_brings_its_own_rights() -> None:
     assert pod_spec(VARIANTS["account of one's own"])["serviceAccountName"] == "gpu"
 
 
-def test_the_device_plugin_sees_three_directories_of_the_host() -> None:
+def test_the_device_plugin_sees_the_kubelets_sockets_and_its_own_directories() -> None:
     seen = mounts("device-plugin")
-    assert {path: mount["host"] for path, mount in seen.items()} == {
-        "/var/lib/kubelet/device-plugins": "/var/lib/kubelet/device-plugins",
-        "/var/lib/ringfence": "/var/lib/ringfence",
-        "/run/ringfence": "/run/ringfence",
+    assert all(path == mount["host"] for path, mount in seen.items())
+    writable = {path for path, mount in seen.items() if not mount.get("readOnly")}
+    assert writable == {
+        "/var/lib/kubelet/device-plugins",
+        "/var/lib/ringfence",
+        "/run/ringfence",
     }
-    assert not any(mount.get("readOnly") for mount in seen.values())
+    assert set(seen) - writable == {"/var/lib/kubelet/pod-resources"}
 
 
 def test_the_enforcer_writes_only_cgroups_pins_and_its_socket() -> None:
@@ -268,6 +275,44 @@ def test_a_hook_on_the_host_is_looked_at_and_named_by_the_path_tenants_get_it_fr
     assert not any(arg.startswith("--hook-dir") for arg in container("device-plugin")["args"])
 
 
+def parser_of(name: str) -> argparse.ArgumentParser:
+    return {"device-plugin": plugin_parser, "enforcer": enforcer_parser}[name]()
+
+
+@pytest.mark.parametrize("name", ["device-plugin", "enforcer"])
+@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
+def test_the_programs_take_every_flag_and_each_flag_in_full(values: Values, name: str) -> None:
+    arguments = container(name, values)["args"]
+    known = parser_of(name)._option_string_actions
+    assert {argument.partition("=")[0] for argument in arguments} <= set(known)
+    parser_of(name).parse_args(arguments)
+
+
+@pytest.mark.parametrize("name", ["device-plugin", "enforcer"])
+def test_the_console_script_has_a_command_for_each_container(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main([name, "--help"])
+    assert exit_.value.code == 0
+    assert f"ringfence {name}" in capsys.readouterr().out
+
+
+def test_the_defaults_of_the_chart_are_the_defaults_of_the_programs() -> None:
+    """So that what is run by hand on a node meets what the chart runs there."""
+    for name in ("device-plugin", "enforcer"):
+        assert vars(parser_of(name).parse_args(container(name)["args"])) == vars(
+            parser_of(name).parse_args([])
+        )
+
+
+def test_failing_open_has_to_be_asked_for() -> None:
+    plugin = parser_of("device-plugin")
+    assert plugin.parse_args(container("device-plugin")["args"]).fail_open is False
+    chosen = plugin.parse_args(container("device-plugin", VARIANTS["plugin"])["args"])
+    assert (chosen.fail_open, chosen.split_count, chosen.log_level) == (True, 4, "debug")
+
+
 def test_both_containers_know_their_node() -> None:
     for name in ("device-plugin", "enforcer"):
         (node,) = [e for e in container(name)["env"] if e["name"] == "NODE_NAME"]
@@ -280,6 +325,12 @@ def test_an_update_starts_the_new_pod_before_the_old_one_goes() -> None:
         "type": "RollingUpdate",
         "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0},
     }
+
+
+def test_a_pod_that_waits_for_its_predecessor_counts_as_ready() -> None:
+    """Else an update would wait for ever: the predecessor ends only when the new pod is ready."""
+    assert not any("readinessProbe" in item for item in pod_spec()["containers"])
+    assert only(render(), "DaemonSet")["spec"]["minReadySeconds"] > 0
 
 
 def test_on_delete_carries_no_rolling_update() -> None:
@@ -306,10 +357,10 @@ def test_metrics_are_served_on_the_port_of_the_values() -> None:
     assert enforcer["ports"] == [{"name": "metrics", "containerPort": 19394, "protocol": "TCP"}]
 
 
-def test_without_metrics_nothing_listens_and_nothing_probes() -> None:
+def test_without_metrics_nothing_listens() -> None:
     enforcer = container("enforcer", VARIANTS["no metrics"])
     assert "--metrics-address=" in enforcer["args"]
-    assert not {"ports", "readinessProbe"} & set(enforcer)
+    assert "ports" not in enforcer
 
 
 def test_no_monitor_without_being_asked_for() -> None:
