@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from bpf import decode, loader
@@ -14,10 +15,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from bpf.decode import LedgerUsage
+
 _log = logging.getLogger(__name__)
 
 _DRIVER = "module/amdgpu"
-_DRIVER_BTF = "kernel/btf/amdgpu"
 
 
 class KernelLayers:
@@ -39,6 +41,9 @@ class KernelLayers:
         self.problems: dict[str, str] = {}
         """Part -> one line: why it is not there."""
 
+        self.map_fill: tuple[tuple[str, int, int], ...] = ()
+        """(map, entries, entries it can hold) when last counted."""
+
     @property
     def gate(self) -> LayerState:
         return LayerState(Layer.GATE, self.gate_off)
@@ -46,33 +51,66 @@ class KernelLayers:
     def load_gate(self) -> None:
         """Attach the gate, or take over from the one that is attached, and prove it."""
         try:
-            self._gate = loader.load_gate(self._objects / "gate.bpf.o", self._pins)
-            self.maps = loader.open_maps(self._pins)
-            proven = self._gate.self_test()
+            gate = loader.load_gate(self._objects / "gate.bpf.o", self._pins)
+            proven = gate.self_test()
+            if self.maps is None:
+                self.maps = loader.open_maps(self._pins)
         except (BpfError, OSError) as error:
             self.problems["gate"] = f"gate not loaded: {error}"
-            self._take_over()
+            self._keep_predecessor()
             return
+        self._gate = gate
+        self.problems.pop("gate", None)
         self.gate_off = None if proven else Why.NOT_PROVEN
-        for program, reason in self._gate.attached.items():
-            if reason is not None:
-                _log.warning("gate program %s is not attached: %s", program, reason)
+        _log_left_out("gate", gate.attached)
 
-    def load_ledger(self) -> None:
-        """Attach the ledger to the driver; again after the driver came back."""
-        if self.ledger != "none" or self._gate is None:
+    def attach(self) -> None:
+        """Attach what waits for the driver: the ledger, and a gate that had to go without it."""
+        if self.maps is None or self.ledger != "none":
             return
         try:
             ledger = loader.load_ledger(self._objects / "ledger.bpf.o", self._pins)
         except (BpfError, OSError) as error:
             self.problems["ledger"] = f"ledger not loaded: {error}"
-            self._without_ledger()
+            self._go_without_ledger()
             return
         self.problems.pop("ledger", None)
         self.ledger = "bo"
-        for program, reason in ledger.attached.items():
-            if reason is not None:
-                _log.warning("ledger program %s is not attached: %s", program, reason)
+        _log_left_out("ledger", ledger.attached)
+        if self.gate_off is Why.NO_LEDGER:
+            self.load_gate()
+
+    def read(
+        self,
+    ) -> tuple[Mapping[tuple[int, int], int | None] | None, Mapping[tuple[int, int], LedgerUsage]]:
+        """Limits and usage by (cgroup id, GPU); limits None without a gate. Raises OSError."""
+        if self.maps is None:
+            return None, {}
+        try:
+            return self.maps.limits(), self.maps.usage()
+        except BpfError as error:
+            raise OSError(str(error)) from error
+
+    def counters(self) -> tuple[tuple[str, int], ...]:
+        """The BPF programs' counters by name; none where they cannot be read."""
+        if self.maps is None:
+            return ()
+        try:
+            return tuple(sorted(self.maps.counters().items()))
+        except (BpfError, OSError):
+            return ()
+
+    def count_entries(self) -> None:
+        """Bring ``map_fill`` up to date."""
+        if self.maps is None:
+            return
+        try:
+            fill = self.maps.fill()
+        except (BpfError, OSError) as error:
+            self.problems["fill"] = f"entries of the gate's maps cannot be counted: {error}"
+            return
+        self.problems.pop("fill", None)
+        self.map_fill = tuple((name, used, most) for name, (used, most) in sorted(fill.items()))
 
     def set_gpus(self, by_kfd_id: Mapping[int, int], by_minor: Mapping[int, int]) -> None:
         """Tell the gate which GPU an ioctl is about."""
@@ -90,22 +128,22 @@ class KernelLayers:
             self.maps.close()
             self.maps = None
 
-    def _take_over(self) -> None:
+    def _keep_predecessor(self) -> None:
         """A predecessor's gate goes on acting; its maps can still be kept up to date."""
-        try:
-            self.maps = loader.open_maps(self._pins)
-        except (BpfError, OSError):
-            self.maps = None
+        if self.maps is None:
+            with suppress(BpfError, OSError):
+                self.maps = loader.open_maps(self._pins)
 
-    def _without_ledger(self) -> None:
+    def _go_without_ledger(self) -> None:
         """The gate refuses everything to limited callers while no ledger gives anything back.
 
         That is right until the driver is there, and for ever wrong with a driver the ledger cannot
-        attach to: dmem has to do alone then.
+        be attached to: dmem has to do alone then.
         """
-        if self._gate is None or not (self._sys / _DRIVER).is_dir():
+        if any(self._pins.glob("*/ledger_*")):
+            self.ledger = "bo"  # a predecessor's goes on
             return
-        if (self._sys / _DRIVER_BTF).exists():
+        if self._gate is None or not (self._sys / _DRIVER).is_dir():
             return
         try:
             self._gate.detach()
@@ -114,6 +152,12 @@ class KernelLayers:
             return
         self._gate = None
         self.gate_off = Why.NO_LEDGER
+
+
+def _log_left_out(part: str, attached: Mapping[str, str | None]) -> None:
+    for program, reason in attached.items():
+        if reason is not None:
+            _log.warning("%s program %s is not attached: %s", part, program, reason)
 
 
 def unload(bpffs: Path) -> None:

@@ -161,7 +161,7 @@ class Why(StrEnum):
 
     NOT_LOADED = "gate not loaded"
     NOT_PROVEN = "gate self-test not refused"
-    NO_LEDGER = "no ledger: the driver has no type information"
+    NO_LEDGER = "no ledger for this driver"
     MAP_FULL = "gate map full"
     NO_CGROUP2 = "no cgroup2 mount"
     NO_REGION = "no dmem region for this GPU"

@@ -105,6 +105,40 @@ def read_checkpoint(path: Path) -> tuple[list[Slice], list[str]]:
     return slices, [f"{path}: {problem}" for problem in problems]
 
 
+class Checkpoint:
+    """A reader's view of the file at ``path``: its last good state."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._seen: tuple[int, int, int] | None = None
+        self._slices: list[Slice] = []
+        self._problems: list[str] = []
+
+    def read(self) -> tuple[list[Slice], list[str]]:
+        """The slices and a line for each problem; the file is read again when it is another one.
+
+        A file that cannot be used leaves the slices as they were. A file that is gone does so too:
+        the plugin never removes it, and limits must not end with it.
+        """
+        seen = self._identity()
+        if seen is None and self._seen is not None:
+            return self._slices, [f"{self.path}: gone; keeping the slices known before"]
+        if seen != self._seen:
+            try:
+                self._slices, self._problems = read_checkpoint(self.path)
+            except CheckpointError as error:
+                self._problems = [f"{error}; keeping the slices known before"]
+            self._seen = seen
+        return self._slices, self._problems
+
+    def _identity(self) -> tuple[int, int, int] | None:
+        try:
+            status = self.path.stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_mtime_ns, status.st_size
+
+
 def write_checkpoint(path: Path, slices: Iterable[Slice]) -> None:
     """Replace the file at ``path``: after a crash it is the old one or the new one, never torn.
 

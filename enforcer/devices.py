@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GPUs as the enforcer follows them: looked at when something changed, and now and then."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from enforcer.apply import probe_dmem
+from enforcer.host import cgroups, dmem, drm
+from enforcer.host.files import FileError
+from enforcer.inventory import read_inventory
+from enforcer.model import GpuLoad, Layer, LayerState, Why, pci_key
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from enforcer.host.roots import Roots
+    from enforcer.layers import KernelLayers
+    from enforcer.model import Gpu
+
+_log = logging.getLogger(__name__)
+
+_INVENTORY_SECONDS = 30.0
+_SENSOR_SECONDS = 5.0
+
+
+class Devices:
+    """What the node's GPUs are, which of them dmem can limit, and how busy they are."""
+
+    def __init__(self, roots: Roots, kernel: KernelLayers) -> None:
+        self._roots = roots
+        self._kernel = kernel
+        self._dmem: dict[str, Why | None] = {}
+        self._inventory_due = 0.0
+        self._sensors_due = 0.0
+        self._problems: list[str] = []
+        self.gpus: tuple[Gpu, ...] = ()
+        self.loads: tuple[GpuLoad, ...] = ()
+        self.regions: Mapping[str, str] = {}
+        """dmem region by BDF, of the GPUs whose region was seen to take a limit."""
+
+    @property
+    def dmem_off(self) -> Why | None:
+        """Why a GPU without an entry in ``regions`` has none; None: it has no region at all."""
+        return next((why for why in self._dmem.values() if why is not None), None)
+
+    @property
+    def dmem(self) -> LayerState:
+        """On if dmem can limit at least one GPU."""
+        return LayerState(Layer.DMEM, None if self.regions else self.dmem_off or Why.NO_REGION)
+
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong with devices and layers since they were last looked at."""
+        return [*self._problems, *self._kernel.problems.values()]
+
+    def changed(self) -> None:
+        """Look again on the next ``look``, whatever the time. From any thread."""
+        self._inventory_due = 0.0
+
+    def look(self, now: float) -> None:
+        """Bring everything up to date that is due at ``now`` (monotonic seconds)."""
+        if now >= self._inventory_due:
+            self._inventory_due = now + _INVENTORY_SECONDS
+            self._sensors_due = now
+            self._take_inventory()
+            self._probe_dmem()
+        if now >= self._sensors_due:
+            self._sensors_due = now + _SENSOR_SECONDS
+            self.loads = _loads(self._roots, self.gpus)
+            self._kernel.count_entries()
+
+    def _take_inventory(self) -> None:
+        gpus, self._problems = read_inventory(self._roots)
+        if tuple(gpus) != self.gpus:
+            _log.info("%d GPUs: %s", len(gpus), ", ".join(gpu.bdf for gpu in gpus) or "none")
+        self.gpus = tuple(gpus)
+        self._kernel.set_gpus(*_gpu_keys(gpus))
+        self._kernel.attach()
+
+    def _probe_dmem(self) -> None:
+        """Try every region that is new or took no limit so far."""
+        try:
+            root = cgroups.cgroup2_root(self._roots.cgroup)
+            found = dmem.regions(dmem.capacity(root), {gpu.bdf for gpu in self.gpus})
+        except cgroups.NoCgroup2Error:
+            found = {}  # said by every pass
+        except FileError as error:
+            self._problems.append(str(error))
+            found = {}
+        untried = {
+            bdf: region
+            for bdf, region in found.items()
+            if self._dmem.get(bdf, Why.NO_REGION) is not None
+        }
+        tried = {**self._dmem, **(probe_dmem(root, untried) if untried else {})}
+        self._dmem = {bdf: tried[bdf] for bdf in found}
+        self.regions = {bdf: region for bdf, region in found.items() if tried[bdf] is None}
+
+
+def _gpu_keys(gpus: Sequence[Gpu]) -> tuple[dict[int, int], dict[int, int]]:
+    by_minor = {gpu.render: pci_key(gpu.bdf) for gpu in gpus}
+    by_minor.update((gpu.card, pci_key(gpu.bdf)) for gpu in gpus if gpu.card is not None)
+    return {gpu.kfd_id: pci_key(gpu.bdf) for gpu in gpus}, by_minor
+
+
+def _loads(roots: Roots, gpus: Sequence[Gpu]) -> tuple[GpuLoad, ...]:
+    found = []
+    for bdf in sorted({gpu.bdf for gpu in gpus}):
+        load = drm.load(roots.sys / "bus/pci/devices" / bdf)
+        found.append(GpuLoad(bdf, load.vram_used, load.busy_percent, load.temperature, load.power))
+    return tuple(found)

@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The enforcer's loop: facts, plan, apply, account, from the whole state, every pass.
+
+One thread reads and writes the node; everybody else sees the last pass only.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from enforcer.accounting import container_usage
+from enforcer.api.errors import NotFoundError
+from enforcer.apply import apply
+from enforcer.devices import Devices
+from enforcer.host import cgroups, dmem, runtime
+from enforcer.host.files import FileError, FileVanished
+from enforcer.limits import gpu_shares, limits
+from enforcer.model import HostSupport, PodCgroup, Snapshot, Why
+from enforcer.plan import Actual, ancestors, plan, protections
+from enforcer.slices import Checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from enforcer.accounting import LedgerRow
+    from enforcer.host.roots import Roots
+    from enforcer.layers import KernelLayers
+    from enforcer.model import Container, Limit, Protection, Slice
+
+_log = logging.getLogger(__name__)
+
+_POD_CGROUP_POLL = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """What one pass leaves for others to see."""
+
+    number: int
+    slices: Mapping[tuple[str, str], Slice]
+    limits: Sequence[Limit]
+    owners: Mapping[int, Container | PodCgroup]
+    protections: Mapping[tuple[int, int], Protection]
+    snapshot: Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The cgroups a pass works on. ``root`` None: this host has no cgroup2 tree."""
+
+    root: Path | None
+    tree: cgroups.Tree
+    containers: tuple[Container, ...]
+
+    @property
+    def owners(self) -> dict[int, Container | PodCgroup]:
+        owners: dict[int, Container | PodCgroup] = {pod.cgroup_id: pod for pod in self.tree.pods}
+        owners.update((container.cgroup_id, container) for container in self.containers)
+        return owners
+
+    @property
+    def live(self) -> dict[int, int] | None:
+        if self.root is None or self.tree.problems:
+            return None
+        live = {pod.cgroup_id: pod.cgroup_id for pod in self.tree.pods}
+        live.update((one.cgroup_id, one.pod.cgroup_id) for one in self.tree.containers)
+        return live
+
+
+class Enforcer:
+    """The loop and what it remembers between passes. ``run_pass`` belongs to one thread."""
+
+    def __init__(self, roots: Roots, checkpoint: Path, kernel: KernelLayers) -> None:
+        self._roots = roots
+        self._checkpoint = Checkpoint(checkpoint)
+        self._kernel = kernel
+        self._devices = Devices(roots, kernel)
+        self._records: dict[str, runtime.ContainerRecord] = {}
+        self._reported: frozenset[str] = frozenset()
+        self._changed = threading.Condition()
+        self._asked = 0
+        self._passed: _Pass | None = None
+        self._wake = threading.Event()
+        self._stopping = False
+
+    def devices_changed(self) -> None:
+        """Look at the devices again, now. From any thread."""
+        self._devices.changed()
+        self._wake.set()
+
+    def stop(self) -> None:
+        """End ``run`` after the pass under way; every limit stays in force. From any thread."""
+        self._stopping = True
+        self._wake.set()
+
+    def run(self, interval: float) -> None:
+        """Pass after pass until ``stop``, ``interval`` seconds apart unless woken."""
+        while not self._stopping:
+            self._wake.clear()
+            try:
+                self.run_pass()
+            except Exception:
+                # What is in the kernel holds; the next pass starts from the whole state again.
+                _log.exception("pass failed")
+            self._wake.wait(interval)
+
+    def snapshot(self) -> Snapshot | None:
+        """The last pass; None before the first."""
+        passed = self._passed
+        return None if passed is None else passed.snapshot
+
+    def prepare(self, pod_uid: str, container: str, wait: float) -> list[tuple[Protection, bool]]:
+        """Hold the pod-level limit of a container's slice, as the local API's Prepare.
+
+        Waits up to ``wait`` seconds for the pod's cgroup, which kubelet makes before it asks.
+        Raises NotFoundError, and TimeoutError if no pass came to an end.
+        """
+        deadline = time.monotonic() + wait
+        while True:
+            passed = self._fresh_pass(deadline)
+            one = passed.slices.get((pod_uid, container))
+            if one is None:
+                raise NotFoundError(
+                    f"no slice for container {container!r} of pod {pod_uid} in "
+                    f"{self._checkpoint.path}"
+                )
+            bdfs = gpu_shares(one).keys()
+            held = [
+                (passed.protections[limit.key], limit.vram_bytes is None)
+                for limit in passed.limits
+                if limit.bdf in bdfs
+                and isinstance(owner := passed.owners[limit.cgroup_id], PodCgroup)
+                and owner.uid == pod_uid
+            ]
+            if held:
+                return held
+            if time.monotonic() + _POD_CGROUP_POLL >= deadline:
+                raise NotFoundError(f"no cgroup of pod {pod_uid} after {wait:.1f} s")
+            time.sleep(_POD_CGROUP_POLL)
+
+    def run_pass(self) -> Snapshot:
+        """One pass over the node."""
+        with self._changed:
+            number = self._asked
+        start = time.monotonic()
+        self._devices.look(start)
+        held, checkpoint_problems = self._checkpoint.read()
+        problems = [*self._devices.problems, *checkpoint_problems]
+        # Both maps before the tree: an entry without a cgroup then is an entry of a dead cgroup.
+        entries, ledger = self._read_maps(problems)
+        found = self._find(held, bool(held or entries or ledger), problems)
+        wanted = limits(held, found.tree.pods, found.containers)
+        proven = self._enforce(wanted, found, entries, ledger, problems)
+        rows = container_usage(
+            wanted,
+            found.owners,
+            held,
+            ledger if self._kernel.ledger != "none" else None,
+            _charged(found.root, wanted, self._devices.regions, problems),
+            proven,
+        )
+        snapshot = Snapshot(
+            time=time.time(),
+            support=HostSupport(
+                gate=self._kernel.gate,
+                dmem=self._devices.dmem,
+                ledger=self._kernel.ledger,
+                dmem_regions=tuple(sorted(self._devices.regions.items())),
+            ),
+            gpus=self._devices.gpus,
+            containers=tuple(rows),
+            problems=tuple(problems),
+            loads=self._devices.loads,
+            pass_seconds=time.monotonic() - start,
+            counters=self._kernel.counters(),
+            map_fill=self._kernel.map_fill,
+        )
+        self._report(snapshot.problems)
+        by_key = {one.key: one for one in held}
+        with self._changed:
+            self._passed = _Pass(number, by_key, wanted, found.owners, proven, snapshot)
+            self._changed.notify_all()
+        return snapshot
+
+    def _fresh_pass(self, deadline: float) -> _Pass:
+        """The first pass that began after this call."""
+        with self._changed:
+            self._asked += 1
+            ticket = self._asked
+            self._wake.set()
+            self._changed.wait_for(
+                lambda: self._passed is not None and self._passed.number >= ticket,
+                max(0.0, deadline - time.monotonic()),
+            )
+            if self._passed is None or self._passed.number < ticket:
+                raise TimeoutError("the enforcer's loop did not come round in time")
+            return self._passed
+
+    def _read_maps(
+        self, problems: list[str]
+    ) -> tuple[Mapping[tuple[int, int], int | None] | None, Mapping[tuple[int, int], LedgerRow]]:
+        try:
+            return self._kernel.read()
+        except OSError as error:
+            problems.append(f"the gate's maps cannot be read: {error}")
+            return None, {}
+
+    def _find(self, held: Iterable[Slice], needed: bool, problems: list[str]) -> _Found:
+        """Walk the tree; a node without slices is spared it."""
+        try:
+            root = cgroups.cgroup2_root(self._roots.cgroup)
+        except cgroups.NoCgroup2Error as error:
+            problems.append(str(error))
+            return _Found(None, cgroups.Tree((), ()), ())
+        if not needed:
+            return _Found(root, cgroups.Tree((), ()), ())
+        tree = cgroups.walk(root)
+        problems.extend(tree.problems)
+        pods = {one.pod_uid for one in held}
+        ours = [container for container in tree.containers if container.pod.uid in pods]
+        known = self._look_up({container.id for container in ours}, problems)
+        return _Found(root, tree, cgroups.attribute(ours, known.get))
+
+    def _look_up(
+        self, ids: Iterable[str], problems: list[str]
+    ) -> Mapping[str, runtime.ContainerRecord]:
+        """The runtime's records; each container is asked for until there is one."""
+        records = {}
+        for one in ids:
+            try:
+                record = self._records.get(one) or runtime.container_record(self._roots.run, one)
+            except FileError as error:
+                problems.append(str(error))
+                continue
+            if record is not None:
+                records[one] = record
+        self._records = records
+        return records
+
+    def _enforce(
+        self,
+        wanted: Sequence[Limit],
+        found: _Found,
+        entries: Mapping[tuple[int, int], int | None] | None,
+        ledger: Mapping[tuple[int, int], LedgerRow],
+        problems: list[str],
+    ) -> dict[tuple[int, int], Protection]:
+        actual = self._actual(wanted, found, entries, ledger)
+        actions = [] if found.root is None else plan(wanted, actual)
+        if found.root is None or not actions:
+            return protections(wanted, actual)
+        outcomes = apply(actions, self._kernel.maps, found.root)
+        problems.extend(
+            f"{outcome.action}: {outcome.why}: {outcome.detail}"
+            for outcome in outcomes
+            if outcome.why not in (None, Why.VANISHED)
+        )
+        entries, _ = self._read_maps(problems)
+        return protections(wanted, self._actual(wanted, found, entries, ledger), outcomes)
+
+    def _actual(
+        self,
+        wanted: Sequence[Limit],
+        found: _Found,
+        entries: Mapping[tuple[int, int], int | None] | None,
+        ledger: Mapping[tuple[int, int], LedgerRow],
+    ) -> Actual:
+        maximum: dict[str, Mapping[str, int | None]] = {}
+        parents: set[str] = set()
+        if found.root is not None and self._devices.regions:
+            for path in {limit.path for limit in wanted}:
+                try:
+                    maximum[path] = dmem.maximum(found.root / path)
+                except FileError:
+                    continue
+            for path in {above for limit in wanted for above in ancestors(limit.path)}:
+                if "dmem" in (cgroups.subtree_controllers(found.root, path) or ()):
+                    parents.add(path)
+        idle = frozenset(key for key, row in ledger.items() if row.empty)
+        return Actual(
+            gate=entries,
+            spent=idle - (entries or {}).keys(),
+            gate_off=self._kernel.gate_off,
+            regions=self._devices.regions,
+            dmem_off=Why.NO_CGROUP2 if found.root is None else self._devices.dmem_off,
+            maximum=maximum,
+            dmem_parents=frozenset(parents),
+            live=found.live,
+        )
+
+    def _report(self, problems: tuple[str, ...]) -> None:
+        """Log a problem when it comes and when it goes, not on every pass between."""
+        now = frozenset(problems)
+        for problem in sorted(now - self._reported):
+            _log.warning("%s", problem)
+        for problem in sorted(self._reported - now):
+            _log.info("no longer: %s", problem)
+        self._reported = now
+
+
+def _charged(
+    root: Path | None, wanted: Sequence[Limit], regions: Mapping[str, str], problems: list[str]
+) -> dict[tuple[str, str], int]:
+    """``dmem.current`` by (cgroup path, BDF)."""
+    charged: dict[tuple[str, str], int] = {}
+    if root is None or not regions:
+        return charged
+    for path in sorted({limit.path for limit in wanted}):
+        try:
+            lines = dmem.current(root / path)
+        except FileVanished:
+            continue
+        except FileError as error:
+            problems.append(str(error))
+            continue
+        charged.update(
+            ((path, bdf), size)
+            for bdf, region in regions.items()
+            if (size := lines.get(region)) is not None
+        )
+    return charged
