@@ -27,7 +27,7 @@ def test_every_program_attaches_to_the_unmodified_driver(kernel: str) -> None:
         NodeOptions(stock=kernel),
         timeout_s=300,
     )
-    assert result.status == 0, result.stderr
+    assert result.returncode == 0, result.stderr.decode()
     report = json.loads(result.stdout)
     print(f"{kernel}: attached in {report['seconds']} s")
     missing = set()

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bpf import decode
+
+MAPS_H = Path(decode.__file__).parent / "include" / "maps.h"
+
+u32 = st.integers(0, (1 << 32) - 1)
+u64 = st.integers(0, (1 << 64) - 1)
+s64 = st.integers(-(1 << 63), (1 << 63) - 1)
+
+
+@given(u64, u64)
+def test_a_key_comes_back(cgroup: int, gpu: int) -> None:
+    assert decode.unpack_key(decode.pack_key(cgroup, gpu)) == (cgroup, gpu)
+
+
+@given(st.none() | st.integers(0, decode.NO_LIMIT - 1))
+def test_a_limit_comes_back(size: int | None) -> None:
+    assert decode.unpack_limit(decode.pack_limit(size)) == size
+
+
+@pytest.mark.parametrize("size", [-1, decode.NO_LIMIT, 1 << 64])
+def test_a_limit_that_is_no_size_is_refused_by_name(size: int) -> None:
+    with pytest.raises(ValueError, match=f"limit of {size} bytes: expected 0 to"):
+        decode.pack_limit(size)
+
+
+@given(st.tuples(s64, s64, s64, s64, s64, u64, u64, u64))
+def test_a_usage_comes_back(fields: tuple[int, ...]) -> None:
+    usage = decode.unpack_usage(decode.USAGE.pack(*fields))
+    assert usage == decode.LedgerUsage(*fields)
+    assert usage.empty == (not any(fields[:5]))
+
+
+@given(u64, st.lists(u64, max_size=4), u64, st.booleans())
+def test_a_holding_names_only_the_cgroups_it_is_charged_to(
+    gpu: int, cgroups: list[int], size: int, kernel: bool
+) -> None:
+    slots = [*cgroups, 7, 7, 7, 7][:4]
+    data = decode.HOLDING.pack(gpu, *slots, len(cgroups), 0, size, kernel, 0)
+    assert decode.unpack_holding(data) == decode.Holding(gpu, tuple(cgroups), size, kernel)
+
+
+@given(
+    st.binary(max_size=16),
+    st.tuples(u64, u64, u64, u64, u64, u32),
+    st.sampled_from(list(decode.REASONS)),
+    u32,
+)
+def test_an_event_is_read_whatever_the_tenant_calls_itself(
+    comm: bytes, fields: tuple[int, ...], reason: decode.Counter, nr: int
+) -> None:
+    cgroup, gpu, asked, used, limit, pid = fields
+    data = decode.EVENT.pack(2_500_000_000, *fields, reason, nr, 0, comm)
+    event = decode.unpack_event(data)
+    assert (event.time, event.pid, event.cgroup, event.gpu) == (2.5, pid, cgroup, gpu)
+    assert (event.asked, event.used, event.reason, event.nr) == (asked, used, reason, nr)
+    assert (event.limit is None) == (
+        reason is not decode.Counter.REFUSED_LIMIT or limit == decode.NO_LIMIT
+    )
+    assert "\0" not in event.comm
+    assert decode.REASONS[reason] in str(event)
+
+
+def test_a_refusal_reads_as_one_sentence_with_its_numbers() -> None:
+    event = decode.Refusal(
+        1.0, 42, "python3", 9, 0x300, 4096, 8192, 8192, decode.Counter.REFUSED_LIMIT, 0x16
+    )
+    assert str(event) == "python3[42] refused 4096 bytes: over its share (8192 of 8192 used)"
+
+
+@given(st.binary(max_size=decode.EVENT.size - 1))
+def test_a_short_event_is_an_error_with_both_sizes(data: bytes) -> None:
+    with pytest.raises(ValueError, match=f"event of {len(data)} bytes: expected 80"):
+        decode.unpack_event(data)
+
+
+def test_an_event_of_an_unknown_reason_is_an_error() -> None:
+    with pytest.raises(ValueError, match="200"):
+        decode.unpack_event(decode.EVENT.pack(0, 0, 0, 0, 0, 0, 0, 200, 0, 0, b""))
+
+
+@given(u32, u32)
+def test_acting_generations_come_back_oldest_first(oldest: int, newest: int) -> None:
+    assert decode.unpack_acting(decode.ACTING.pack(oldest, newest)) == (oldest, newest)
+
+
+def test_counters_have_the_order_of_the_header() -> None:
+    body = re.search(r"enum counter \{(.*?)COUNTERS,", MAPS_H.read_text(), re.DOTALL)
+    assert body is not None
+    assert re.findall(r"\w+", body[1]) == [counter.name for counter in decode.Counter]
+
+
+def test_every_refusal_has_a_sentence() -> None:
+    assert set(decode.REASONS) == {
+        counter for counter in decode.Counter if counter.name.startswith("REFUSED")
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [("usage", decode.USAGE), ("holding", decode.HOLDING), ("event", decode.EVENT)],
+)
+def test_layouts_have_the_sizes_the_header_asserts(name: str, layout: decode.Struct) -> None:
+    asserted = re.search(rf"sizeof\(struct {name}\) == (\d+)", MAPS_H.read_text())
+    assert asserted is not None
+    assert layout.size == int(asserted[1])
+
+
+@pytest.mark.parametrize(
+    ("macro", "value"),
+    [("MAX_CGROUP_DEPTH", decode.MAX_CGROUP_DEPTH), ("MAX_OWNERS", 4)],
+)
+def test_constants_are_the_headers(macro: str, value: int) -> None:
+    assert re.search(rf"#define {macro}\s+{value}\b", MAPS_H.read_text())
