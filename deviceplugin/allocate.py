@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a container gets: the slice that the scheduler booked, or a refusal. Pure.
+
+There is no third way: an annotation that cannot be used never turns into a whole GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from deviceplugin.codec import TO_ALLOCATE, decode_cus, encode_cus
+from deviceplugin.cu import CuLayout, CusExhaustedError, to_bitmap, to_ids
+from deviceplugin.devices import Device, find_device
+from enforcer.model import MIB, ContainerKind, Share, Slice
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from deviceplugin.codec import DeviceShare
+    from deviceplugin.pending import Turn
+
+AUDITOR = "libringfence-audit.so"
+TOOL = "libringfence-hsa.so"
+HOOK_IN_CONTAINER = PurePosixPath("/usr/local/ringfence")
+TLS_TUNABLE = "glibc.rtld.optional_static_tls=4096"
+"""Room for jemalloc's static TLS beside an auditor (glibc bug 31991)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What kubelet adds to the container."""
+
+    envs: Mapping[str, str]
+    devices: tuple[str, ...]
+    """Paths of device nodes, the same inside as outside."""
+    mounts: tuple[tuple[str, str], ...] = ()
+    """(path on the host, path in the container), read-only."""
+
+
+def decide(
+    turn: Turn,
+    device_ids: Sequence[str],
+    devices: Sequence[Device],
+    slices: Sequence[Slice],
+    created: str,
+) -> Slice:
+    """The slice of the container whose turn it is; ``created`` is RFC 3339.
+
+    ``slices`` are all that were given on this node, in the order they were. Raises RefusalError.
+    """
+    entry = turn.entry()
+    if len(entry) != len(device_ids):
+        raise turn.refuse(
+            f"annotation {TO_ALLOCATE}: expected {len(device_ids)} GPUs as kubelet asks, "
+            f"found {len(entry)}"
+        )
+    chosen = [_device(turn, share, devices) for share in entry]
+    for device in chosen:
+        if chosen.count(device) > 1:
+            raise turn.refuse(f"annotation {TO_ALLOCATE}: names GPU {device.id} more than once")
+    pairs = list(zip(entry, chosen, strict=True))
+    whole = all(_is_whole(share, device) for share, device in pairs)
+    shares = tuple(_share(turn, share, device, slices, whole) for share, device in pairs)
+    result = Slice(
+        pod_uid=turn.pod.uid,
+        namespace=turn.pod.namespace,
+        pod=turn.pod.name,
+        container=turn.claim.container,
+        kind=turn.claim.kind,
+        device_ids=tuple(device_ids),
+        shares=shares,
+        created=created,
+    )
+    for device in chosen:
+        _check_promises(turn, device, [*slices, result])
+    return result
+
+
+def _device(turn: Turn, share: DeviceShare, devices: Sequence[Device]) -> Device:
+    device = find_device(devices, share.id)
+    if device is None:
+        known = ", ".join(device.id for device in devices) or "none"
+        raise turn.refuse(
+            f"annotation {TO_ALLOCATE}: expected a GPU of this node ({known}), found {share.id!r}"
+        )
+    if not device.healthy:
+        raise turn.refuse(
+            f"annotation {TO_ALLOCATE}: GPU {share.id} ({device.gpu.bdf}) is unhealthy"
+        )
+    if not 0 < share.mib <= device.mib:
+        raise turn.refuse(
+            f"annotation {TO_ALLOCATE}: memory of GPU {share.id}: expected 1 to {device.mib} MiB, "
+            f"found {share.mib}"
+        )
+    if not 0 <= share.cus <= device.gpu.cu_count:
+        raise turn.refuse(
+            f"annotation {TO_ALLOCATE}: CUs of GPU {share.id}: expected at most "
+            f"{device.gpu.cu_count}, found {share.cus}"
+        )
+    return device
+
+
+def _is_whole(share: DeviceShare, device: Device) -> bool:
+    # No CUs at all is how an entry for memory alone is spelled: it has the use of every CU.
+    return share.mib >= device.mib and share.cus in {0, device.gpu.cu_count}
+
+
+def _share(
+    turn: Turn, share: DeviceShare, device: Device, slices: Sequence[Slice], whole: bool
+) -> Share:
+    gpu = device.gpu
+    layout = CuLayout(gpu.cu_count, gpu.cu_per_wgp)
+    beside = [item for item in slices if _beside(turn, item)]
+    busy = _cus(layout, gpu.bdf, beside)
+    own = [item for item in slices if item.pod_uid == turn.pod.uid]
+    wanted = gpu.cu_count if whole else share.cus
+    if wanted == 0:
+        return Share(gpu.bdf, share.mib * MIB)
+    try:
+        cus = layout.allocate(wanted, busy, prefer=_cus(layout, gpu.bdf, own))
+    except CusExhaustedError as error:
+        holders = sorted(
+            {f"{item.namespace}/{item.pod}" for item in beside if _cus(layout, gpu.bdf, [item])}
+        )
+        raise turn.refuse(
+            f"GPU {device.id} ({gpu.bdf}) {error}; the others are held by {', '.join(holders)}"
+        ) from error
+    if whole:
+        return Share(gpu.bdf, None)
+    return Share(gpu.bdf, share.mib * MIB, encode_cus(to_ids(cus)))
+
+
+def _beside(turn: Turn, other: Slice) -> bool:
+    """True if ``other`` may run at the same time as the container whose turn it is.
+
+    Init containers end before what follows them starts, and the scheduler books their share only
+    once; sidecars stay.
+    """
+    return other.pod_uid != turn.pod.uid or other.kind is not ContainerKind.INIT
+
+
+def _cus(layout: CuLayout, bdf: str, slices: Iterable[Slice]) -> int:
+    held = 0
+    for item in slices:
+        for share in item.shares:
+            if share.bdf != bdf:
+                continue
+            if share.vram_bytes is None:
+                held |= layout.all
+            elif share.cus is not None:
+                held |= to_bitmap(decode_cus(share.cus, layout.count))
+    return held
+
+
+def _check_promises(turn: Turn, device: Device, slices: Sequence[Slice]) -> None:
+    pods: dict[str, list[Slice]] = {}
+    for item in slices:
+        pods.setdefault(item.pod_uid, []).append(item)
+    promised = {uid: promised_bytes(items, device) for uid, items in pods.items()}
+    total = sum(promised.values())
+    if total > device.mib * MIB:
+        others = sorted(
+            f"{items[0].namespace}/{items[0].pod}"
+            for uid, items in pods.items()
+            if promised[uid] and uid != turn.pod.uid
+        )
+        raise turn.refuse(
+            f"GPU {device.id} ({device.gpu.bdf}) has {device.mib} MiB, but "
+            f"{-(-total // MIB)} MiB would be promised, with those of {', '.join(others)}"
+        )
+
+
+def promised_bytes(slices: Iterable[Slice], device: Device) -> int:
+    """The most VRAM that the containers of one pod, in order of their start, hold on a GPU."""
+    running = peak = 0
+    for item in slices:
+        size = sum(
+            device.mib * MIB if share.vram_bytes is None else share.vram_bytes
+            for share in item.shares
+            if share.bdf == device.gpu.bdf
+        )
+        if item.kind is ContainerKind.INIT:
+            peak = max(peak, running + size)
+        else:
+            running += size
+    return max(peak, running)
+
+
+def hook_installed(directory: Path) -> bool:
+    """True if both objects of the hook are in the host's directory: with one it cannot work."""
+    return (directory / AUDITOR).is_file() and (directory / TOOL).is_file()
+
+
+def answer(item: Slice, devices: Sequence[Device], hook: Path | None) -> Answer:
+    """What kubelet is to add to the container of a slice.
+
+    ``hook`` is the host's directory with the hook's objects, None where there are none. A GPU of
+    the slice that is gone raises KeyError.
+    """
+    by_bdf = {device.gpu.bdf: device for device in devices}
+    chosen = [by_bdf[share.bdf] for share in item.shares]
+    envs = {
+        "ROCR_VISIBLE_DEVICES": ",".join(_visible(chosen)),
+        "HIP_VISIBLE_DEVICES": ",".join(map(str, range(len(chosen)))),
+    }
+    mounts: tuple[tuple[str, str], ...] = ()
+    if any(share.vram_bytes is not None for share in item.shares):
+        masks = []
+        for index, (share, device) in enumerate(zip(item.shares, chosen, strict=True)):
+            every = encode_cus(range(device.gpu.cu_count))
+            masks.append(f"{index}:{share.cus or every}")
+            if share.vram_bytes is not None:
+                envs[f"HIP_DEVICE_MEMORY_LIMIT_{index}"] = f"{share.vram_bytes // MIB}m"
+        # ROCr reads the sets up to the first it cannot parse and then lets go of the rest.
+        envs["HSA_CU_MASK"] = ";".join(masks)
+        if hook is not None:
+            envs["LD_AUDIT"] = str(HOOK_IN_CONTAINER / AUDITOR)
+            envs["HSA_TOOLS_LIB"] = str(HOOK_IN_CONTAINER / TOOL)
+            envs["GLIBC_TUNABLES"] = TLS_TUNABLE
+            mounts = ((str(hook), str(HOOK_IN_CONTAINER)),)
+    return Answer(envs, tuple(_nodes(chosen)), mounts)
+
+
+def _visible(chosen: Sequence[Device]) -> list[str]:
+    """ROCr's names of the GPUs: the UUID, or the rank by render node where it names several."""
+    uuids = [device.rocr_uuid for device in chosen]
+    by_render = sorted(chosen, key=lambda device: device.gpu.render)
+    return [
+        uuid if uuid is not None and uuids.count(uuid) == 1 else str(by_render.index(device))
+        for uuid, device in zip(uuids, chosen, strict=True)
+    ]
+
+
+def _nodes(chosen: Sequence[Device]) -> list[str]:
+    nodes = ["/dev/kfd"]
+    for device in chosen:
+        if device.gpu.card is not None:
+            nodes.append(f"/dev/dri/card{device.gpu.card}")
+        nodes.append(f"/dev/dri/renderD{device.gpu.render}")
+    return nodes

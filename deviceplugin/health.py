@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The devices on offer and their health, from the inventory, looked at again and again."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from deviceplugin.devices import Device, devices_of
+from enforcer.api.client import EnforcerError
+from enforcer.inventory import read_inventory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from enforcer.api.client import Client
+    from enforcer.host.roots import Roots
+    from enforcer.model import Gpu
+
+_SNAPSHOT_SECONDS = 2.0
+
+_log = logging.getLogger(__name__)
+
+
+def merge(known: Sequence[Device], found: Sequence[Device]) -> tuple[Device, ...]:
+    """What is found now, and what was known and is gone, as unhealthy: its slices still name it."""
+    present = {device.gpu.bdf for device in found}
+    gone = [replace(device, healthy=False) for device in known if device.gpu.bdf not in present]
+    return tuple(sorted([*found, *gone], key=lambda device: device.gpu.bdf))
+
+
+class GpuSource:
+    """Where the GPUs are read: here, and by the enforcer.
+
+    KFD shows a GPU only to a process whose device cgroup allows its render node, which an
+    unprivileged container's does not. While the enforcer is away its last answer stays: its absence
+    is no news of the GPUs.
+    """
+
+    def __init__(self, roots: Roots, client: Client) -> None:
+        self._roots = roots
+        self._client = client
+        self._told: tuple[Gpu, ...] = ()
+
+    def read(self) -> tuple[list[Gpu], list[str]]:
+        """The GPUs, and one line for each problem."""
+        gpus, problems = read_inventory(self._roots)
+        try:
+            self._told = self._client.snapshot(_SNAPSHOT_SECONDS).gpus
+        except EnforcerError as error:
+            if not gpus and not self._told:
+                problems = [*problems, f"no GPU in sight here, and {error}"]
+        found = {(gpu.bdf, gpu.render): gpu for gpu in (*gpus, *self._told)}
+        return list(found.values()), problems
+
+
+class Offer:
+    """The devices, kept by a thread; every method may be called from any thread."""
+
+    def __init__(
+        self,
+        read: Callable[[], tuple[list[Gpu], list[str]]],
+        split_count: int,
+        seconds: float,
+        on_change: Callable[[], None],
+    ) -> None:
+        """``read`` gives the GPUs and the problems; it is called every ``seconds``."""
+        self._on_change = on_change
+        self._read = read
+        self._split_count = split_count
+        self._seconds = seconds
+        self._changed = threading.Condition()
+        self._devices: tuple[Device, ...] = ()
+        self._problems: tuple[str, ...] = ()
+        self._version = 0
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="inventory", daemon=True)
+
+    def start(self) -> None:
+        """Look once, then keep looking."""
+        self.look()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop looking."""
+        self._stopping.set()
+        self._thread.join(timeout=10)
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The devices, in order of PCI address."""
+        with self._changed:
+            return self._devices
+
+    def snapshot(self) -> tuple[int, tuple[Device, ...]]:
+        """The version, which grows with every change, and the devices."""
+        with self._changed:
+            return self._version, self._devices
+
+    def wait_change(self, seen: int, timeout: float) -> None:
+        """Wait for another version than ``seen`` or a ``wake``, at most ``timeout`` seconds."""
+        with self._changed:
+            if self._version == seen:
+                self._changed.wait(timeout)
+
+    def wake(self) -> None:
+        """Let those who wait look again."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def look(self) -> None:
+        """Read the inventory now."""
+        gpus, problems = self._read()
+        found, left_out = devices_of(gpus, self._split_count)
+        lines = (*problems, *left_out)
+        for line in lines:
+            if line not in self._problems:
+                _log.warning("%s", line)
+        self._problems = lines
+        with self._changed:
+            devices = merge(self._devices, found)
+            if devices == self._devices:
+                return
+            _log_changes(self._devices, devices)
+            self._devices = devices
+            self._version += 1
+            self._changed.notify_all()
+        self._on_change()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._seconds):
+            try:
+                self.look()
+            except OSError as error:
+                _log.warning("inventory: %s; the last one stays", error)
+
+
+def _log_changes(before: Sequence[Device], after: Sequence[Device]) -> None:
+    known = {device.gpu.bdf: device for device in before}
+    for device in after:
+        old = known.get(device.gpu.bdf)
+        if old is None or (device.healthy and not old.healthy):
+            _log.info(
+                "GPU %s (%s) is offered %d times", device.gpu.bdf, device.id, len(device.slots)
+            )
+        elif old.healthy and not device.healthy:
+            _log.warning("GPU %s (%s) is gone: unhealthy", device.gpu.bdf, device.id)

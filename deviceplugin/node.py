@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The node annotation ``hami.io/node-amd-register``: published, and kept as it should be."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from deviceplugin.apiserver import ApiServerError
+from deviceplugin.codec import NODE_REGISTER
+from deviceplugin.devices import register_value
+
+if TYPE_CHECKING:
+    from deviceplugin.apiserver import ApiServer
+    from deviceplugin.health import Offer
+    from deviceplugin.pods import PodCache
+
+_CHECK_SECONDS = 30.0
+_RETRY_SECONDS = 5.0
+_CALL_SECONDS = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+class Publisher:
+    """One thread that writes the annotation when it differs from the devices on offer."""
+
+    def __init__(self, api: ApiServer, cache: PodCache, offer: Offer) -> None:
+        self._api = api
+        self._cache = cache
+        self._offer = offer
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="publish-node", daemon=True)
+
+    def start(self) -> None:
+        """Start publishing."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop; the annotation stays."""
+        self._stopping.set()
+        self._cache.wake()
+        self._thread.join(timeout=10)
+
+    def publish(self, *, fresh: bool) -> bool:
+        """Write the annotation if the node has another, True if so; ``fresh`` asks the server.
+
+        Nothing is written before a GPU was seen: an empty list would say that the node lost its
+        GPUs. Raises ApiServerError.
+        """
+        devices = self._offer.devices
+        node = self._cache.node()
+        if not devices:
+            return False
+        if fresh or node is None:
+            node = self._cache.absorb_node(self._api.get_node(_CALL_SECONDS))
+        value = register_value(devices)
+        if node.annotations.get(NODE_REGISTER) == value:
+            return False
+        patch = {"metadata": {"annotations": {NODE_REGISTER: value}}}
+        self._cache.absorb_node(self._api.patch_node(patch, _CALL_SECONDS))
+        return True
+
+    def _run(self) -> None:
+        checked = float("-inf")
+        trouble = ""
+        while not self._stopping.is_set():
+            seen = self._cache.version
+            fresh = time.monotonic() - checked >= _CHECK_SECONDS
+            try:
+                if self.publish(fresh=fresh):
+                    _log.info("%s published", NODE_REGISTER)
+                if fresh:
+                    checked = time.monotonic()
+                trouble = ""
+            except ApiServerError as error:
+                if str(error) != trouble:
+                    trouble = str(error)
+                    _log.warning("%s: %s; trying again", NODE_REGISTER, error)
+                self._stopping.wait(_RETRY_SECONDS)
+                continue
+            self._cache.wait_change(seen, _CHECK_SECONDS)

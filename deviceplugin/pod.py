@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pod and a node as the device plugin needs them, from the API server's JSON. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from deviceplugin.codec import NODE_LOCK, AnnotationError, NodeLock, decode_lock
+from enforcer.model import ContainerKind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Json = dict[str, Any]
+
+_PREFIX = "hami.io/"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A container that asks for GPUs: kubelet calls Allocate once for each."""
+
+    container: str
+    kind: ContainerKind
+    count: int
+    """How many GPUs, the ``limits`` of the resource."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """One pod of this node."""
+
+    namespace: str
+    name: str
+    uid: str
+    resource_version: str
+    node: str
+    phase: str
+    deleted: bool
+    claims: tuple[Claim, ...]
+    """In the order of kubelet's admission: init containers (sidecars among them), then apps."""
+    annotations: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Only those of the scheduler's protocol."""
+
+    @property
+    def title(self) -> str:
+        """``namespace/name``."""
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def ended(self) -> bool:
+        """True once Kubernetes says that no container of it will run again."""
+        return self.phase in {"Succeeded", "Failed"}
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """This node."""
+
+    name: str
+    uid: str
+    resource_version: str
+    annotations: Mapping[str, str]
+
+    def lock(self) -> NodeLock | None:
+        """The scheduler's lock; None if there is none, or none that can be read."""
+        text = self.annotations.get(NODE_LOCK)
+        if text is None:
+            return None
+        try:
+            return decode_lock(text)
+        except AnnotationError:
+            return None
+
+
+def parse_pod(pod: Json, resource: str) -> Pod:
+    """The parts of a pod's JSON that matter for ``resource``."""
+    metadata = pod["metadata"]
+    spec = pod.get("spec") or {}
+    return Pod(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        uid=metadata["uid"],
+        resource_version=metadata["resourceVersion"],
+        node=spec.get("nodeName") or "",
+        phase=(pod.get("status") or {}).get("phase") or "Pending",
+        deleted="deletionTimestamp" in metadata,
+        claims=tuple(_claims(spec, resource)),
+        annotations=_annotations(metadata),
+    )
+
+
+def parse_node(node: Json) -> Node:
+    """The parts of a node's JSON that matter."""
+    metadata = node["metadata"]
+    return Node(
+        name=metadata["name"],
+        uid=metadata.get("uid", ""),
+        resource_version=metadata["resourceVersion"],
+        annotations=_annotations(metadata),
+    )
+
+
+def _annotations(metadata: Json) -> Mapping[str, str]:
+    annotations = metadata.get("annotations") or {}
+    return MappingProxyType(
+        {key: value for key, value in annotations.items() if key.startswith(_PREFIX)}
+    )
+
+
+def _claims(spec: Json, resource: str) -> list[Claim]:
+    claims = []
+    for container in spec.get("initContainers") or []:
+        sidecar = container.get("restartPolicy") == "Always"
+        kind = ContainerKind.SIDECAR if sidecar else ContainerKind.INIT
+        claims.append(_claim(container, kind, resource))
+    claims += [
+        _claim(container, ContainerKind.APP, resource) for container in spec.get("containers") or []
+    ]
+    return [claim for claim in claims if claim.count > 0]
+
+
+def _claim(container: Json, kind: ContainerKind, resource: str) -> Claim:
+    limits = (container.get("resources") or {}).get("limits") or {}
+    quantity = str(limits.get(resource, "0"))
+    # The API server stores extended resources as canonical integers; "2k" is the only spelling
+    # left, and no node has that many slots.
+    count = int(quantity) if quantity.isascii() and quantity.isdigit() else 0
+    return Claim(container["name"], kind, count)

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which devices kubelet's own record gives to which pod."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import grpc
+
+from deviceplugin.api import podresources_pb2 as pb
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def read_pod_resources(
+    socket: Path, resource: str, timeout: float
+) -> dict[tuple[str, str], frozenset[str]] | None:
+    """(namespace, pod) -> its device ids; None if kubelet does not answer within ``timeout``."""
+    if not socket.exists():
+        return None
+    with grpc.insecure_channel(f"unix:{socket}") as channel:
+        call = channel.unary_unary(
+            "/v1.PodResourcesLister/List",
+            request_serializer=pb.ListPodResourcesRequest.SerializeToString,
+            response_deserializer=pb.ListPodResourcesResponse.FromString,
+        )
+        try:
+            answer = call(pb.ListPodResourcesRequest(), timeout=timeout)
+        except grpc.RpcError:
+            return None
+    return {
+        (pod.namespace, pod.name): frozenset(
+            device_id
+            for container in pod.containers
+            for devices in container.devices
+            if devices.resource_name == resource
+            for device_id in devices.device_ids
+        )
+        for pod in answer.pod_resources
+    }

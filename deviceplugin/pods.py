@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pods of this node and the node itself, as the API server last told: a watch cache."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from deviceplugin.apiserver import GONE, ApiServerError
+from deviceplugin.pod import Node, Pod, parse_node, parse_pod
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from deviceplugin.apiserver import ApiServer
+    from deviceplugin.pod import Json
+
+_LIST_SECONDS = 10.0
+_RETRY_SECONDS = (0.5, 15.0)
+"""Shortest and longest pause before the API server is asked again."""
+
+_log = logging.getLogger(__name__)
+
+
+class PodCache:
+    """Pods and node, kept by two threads; every method may be called from any thread."""
+
+    def __init__(self, api: ApiServer, resource: str) -> None:
+        self._api = api
+        self._resource = resource
+        self._changed = threading.Condition()
+        self._pods: dict[tuple[str, str], Pod] = {}
+        self._node: Node | None = None
+        self._version = 0
+        self._watches = (
+            _Watch("watch-pods", api.list_pods, api.watch_pods, self._list_pods, self._pod_event),
+            _Watch(
+                "watch-node", api.list_nodes, api.watch_nodes, self._list_nodes, self._node_event
+            ),
+        )
+
+    def start(self) -> None:
+        """Start listing and watching."""
+        for watch in self._watches:
+            watch.start()
+
+    def stop(self) -> None:
+        """Stop both threads."""
+        for watch in self._watches:
+            watch.stop()
+        for watch in self._watches:
+            watch.join()
+
+    @property
+    def synced(self) -> bool:
+        """True once both have been listed."""
+        return all(watch.listed.is_set() for watch in self._watches)
+
+    def wait_synced(self, timeout: float) -> bool:
+        """Wait until both have been listed; False if that took longer than ``timeout`` seconds."""
+        deadline = time.monotonic() + timeout
+        return all(
+            watch.listed.wait(max(0.0, deadline - time.monotonic())) for watch in self._watches
+        )
+
+    def pods(self) -> tuple[Pod, ...]:
+        """The pods bound to this node."""
+        with self._changed:
+            return tuple(self._pods.values())
+
+    def node(self) -> Node | None:
+        """This node; None before it was listed."""
+        with self._changed:
+            return self._node
+
+    @property
+    def version(self) -> int:
+        """Grows with every change."""
+        with self._changed:
+            return self._version
+
+    def wait_change(self, seen: int, timeout: float) -> int:
+        """Wait for a version above ``seen``, at most ``timeout`` seconds; the version then."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._version > seen, timeout)
+            return self._version
+
+    def wake(self) -> None:
+        """Let those who wait look again."""
+        with self._changed:
+            self._touch()
+
+    def refresh(self, timeout: float) -> None:
+        """Read node and pods now, within ``timeout`` seconds. Raises ApiServerError."""
+        deadline = time.monotonic() + timeout
+        self.absorb_node(self._api.get_node(timeout))
+        left = max(0.05, deadline - time.monotonic())
+        self._list_pods(self._api.list_pods(left))
+
+    def absorb_pod(self, pod: Json) -> Pod:
+        """Take in a pod read or patched elsewhere, unless the cache knows a newer one."""
+        parsed = parse_pod(pod, self._resource)
+        with self._changed:
+            key = parsed.namespace, parsed.name
+            if _newer(parsed, self._pods.get(key)):
+                self._pods[key] = parsed
+                self._touch()
+        return parsed
+
+    def absorb_node(self, node: Json) -> Node:
+        """Take in the node read or patched elsewhere, unless the cache knows a newer one."""
+        parsed = parse_node(node)
+        with self._changed:
+            if _newer(parsed, self._node):
+                self._node = parsed
+                self._touch()
+        return parsed
+
+    def _touch(self) -> None:
+        self._version += 1
+        self._changed.notify_all()
+
+    def _list_pods(self, answer: Json) -> None:
+        pods = {}
+        for item in answer.get("items") or []:
+            pod = parse_pod(item, self._resource)
+            pods[pod.namespace, pod.name] = pod
+        with self._changed:
+            for key, known in self._pods.items():
+                if key in pods and not _newer(pods[key], known):
+                    pods[key] = known
+            if pods != self._pods:
+                self._pods = pods
+                self._touch()
+
+    def _list_nodes(self, answer: Json) -> None:
+        for item in answer.get("items") or []:
+            self.absorb_node(item)
+
+    def _pod_event(self, kind: str, item: Json) -> None:
+        if kind != "DELETED":
+            self.absorb_pod(item)
+            return
+        pod = parse_pod(item, self._resource)
+        with self._changed:
+            known = self._pods.get((pod.namespace, pod.name))
+            if known is not None and known.uid == pod.uid:
+                del self._pods[pod.namespace, pod.name]
+                self._touch()
+
+    def _node_event(self, kind: str, item: Json) -> None:
+        if kind != "DELETED":
+            self.absorb_node(item)
+
+
+def _newer(one: Pod | Node, known: Pod | Node | None) -> bool:
+    if known is None or one.uid != known.uid:
+        return True
+    versions = one.resource_version, known.resource_version
+    if all(version.isascii() and version.isdigit() for version in versions):
+        return int(versions[0]) > int(versions[1])
+    return versions[0] != versions[1]
+
+
+class _Watch:
+    """One thread that lists once, then watches, and lists again when the server forgot."""
+
+    def __init__(
+        self,
+        name: str,
+        list_all: Callable[[float], Json],
+        watch: Callable[[str, Callable[[Any], None]], Iterator[Json]],
+        on_list: Callable[[Json], None],
+        on_event: Callable[[str, Json], None],
+    ) -> None:
+        self._list = list_all
+        self._watch = watch
+        self._on_list = on_list
+        self._on_event = on_event
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._response: Any = None
+        self.listed = threading.Event()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        response = self._response
+        if response is not None:
+            try:
+                response.shutdown()
+            except (OSError, RuntimeError, ValueError):
+                # It ended by itself in between.
+                return
+
+    def join(self) -> None:
+        self._thread.join(timeout=10)
+
+    def _run(self) -> None:
+        version: str | None = None
+        pause = _RETRY_SECONDS[0]
+        trouble = ""
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            try:
+                if version is None:
+                    answer = self._list(_LIST_SECONDS)
+                    self._on_list(answer)
+                    version = answer["metadata"]["resourceVersion"]
+                    self.listed.set()
+                if trouble:
+                    _log.info("%s: the API server answers again", self._thread.name)
+                    trouble = ""
+                version = self._follow(version)
+                pause = _RETRY_SECONDS[0]
+                if time.monotonic() - began > 1:
+                    continue
+            except ApiServerError as error:
+                if error.status == GONE:
+                    version = None
+                    self._stopping.wait(0.1)
+                    continue
+                if str(error) != trouble and not self._stopping.is_set():
+                    trouble = str(error)
+                    _log.warning("%s: %s; asking again", self._thread.name, trouble)
+                pause = min(pause * 2, _RETRY_SECONDS[1])
+            except (KeyError, TypeError, AttributeError) as error:
+                _log.warning("%s: not an answer of an API server: %r", self._thread.name, error)
+                version = None
+                pause = min(pause * 2, _RETRY_SECONDS[1])
+            self._stopping.wait(pause)
+
+    def _follow(self, version: str) -> str | None:
+        for event in self._watch(version, self._opened):
+            if self._stopping.is_set():
+                break
+            item = event["object"]
+            if event["type"] == "ERROR":
+                if item.get("code") == GONE:
+                    return None
+                raise ApiServerError(
+                    self._thread.name, str(item.get("message")), item.get("code") or 0
+                )
+            if event["type"] != "BOOKMARK":
+                self._on_event(event["type"], item)
+            version = item["metadata"]["resourceVersion"]
+        self._response = None
+        return version
+
+    def _opened(self, response: Any) -> None:
+        self._response = response
+        if self._stopping.is_set():
+            response.close()

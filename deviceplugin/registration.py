@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Being known to kubelet: serve on a socket of our own, register, and do it again when needed.
+
+kubelet wipes the directory of sockets when it starts and forgets its plugins. A registration can
+also be taken over by another plugin for the same resource, or be refused for its sake; then ours
+waits its turn and asks again now and then.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import grpc
+
+from deviceplugin.api import v1beta1_pb2 as pb
+from deviceplugin.api.v1beta1_pb2_grpc import (
+    RegistrationStub,
+    add_DevicePluginServicer_to_server,
+)
+from deviceplugin.server import options
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from deviceplugin.server import DevicePlugin
+
+VERSION = "v1beta1"
+_PREFIX = "ringfence-"
+_LOOK_SECONDS = 0.25
+_REGISTER_SECONDS = 5.0
+_RETRY_SECONDS = (1.0, 30.0)
+_STREAM_SECONDS = 5.0
+"""After a registration kubelet opens ListAndWatch at once; without it we are not known."""
+_WORKERS = 10
+
+_log = logging.getLogger(__name__)
+
+
+class Registration:
+    """Keeps one resource registered; ``run`` is the thread's work."""
+
+    def __init__(self, plugin: DevicePlugin, directory: Path, resource: str) -> None:
+        self._plugin = plugin
+        self._directory = directory
+        self._resource = resource
+        self._kubelet = directory / "kubelet.sock"
+        self._server: grpc.Server | None = None
+        self._socket: Path | None = None
+        self._socket_id: tuple[int, int] | None = None
+        self._trouble = ""
+
+    def run(self, stopping: threading.Event, ready: Callable[[], bool]) -> None:
+        """Register once ``ready()``, and stay registered until ``stopping`` is set."""
+        known: tuple[int, int] | None = None
+        pause, due = _RETRY_SECONDS[0], 0.0
+        self._remove_stale_sockets()
+        try:
+            while not stopping.is_set():
+                now = time.monotonic()
+                kubelet = _identity(self._kubelet)
+                if kubelet is None:
+                    known = None
+                elif ready():
+                    fresh = kubelet != known or self._lost()
+                    if fresh:
+                        known, pause = kubelet, _RETRY_SECONDS[0]
+                    if fresh or (now >= due and not self._plugin.streams):
+                        taken = self._register()
+                        due = time.monotonic() + pause + (_STREAM_SECONDS if taken else 0)
+                        pause = min(pause * 2, _RETRY_SECONDS[1])
+                    elif self._plugin.streams:
+                        pause, due = _RETRY_SECONDS[0], now + _STREAM_SECONDS
+                stopping.wait(_LOOK_SECONDS)
+        finally:
+            self._plugin.stop()
+            self._close()
+
+    def _lost(self) -> bool:
+        return self._socket is not None and _identity(self._socket) != self._socket_id
+
+    def _register(self) -> bool:
+        try:
+            if self._socket is None or self._lost():
+                self._close()
+                self._serve()
+        except (OSError, RuntimeError) as error:
+            self._complain(f"{self._directory}: cannot listen: {error}")
+            return False
+        request = pb.RegisterRequest(
+            version=VERSION,
+            endpoint=self._socket.name if self._socket else "",
+            resource_name=self._resource,
+            options=options(),
+        )
+        try:
+            with grpc.insecure_channel(f"unix:{self._kubelet}") as channel:
+                RegistrationStub(channel).Register(request, timeout=_REGISTER_SECONDS)
+        except grpc.RpcError as error:
+            self._complain(
+                f"kubelet at {self._kubelet} does not take {self._resource} "
+                f"({error.code().name.lower()}: {error.details()}): is another plugin for it "
+                "installed?"
+            )
+            return False
+        self._trouble = ""
+        _log.info("%s registered with %s", self._resource, self._kubelet)
+        return True
+
+    def _complain(self, trouble: str) -> None:
+        if trouble != self._trouble:
+            self._trouble = trouble
+            _log.warning("%s; trying again now and then", trouble)
+
+    def _serve(self) -> None:
+        # A name of its own for every start: a predecessor that exits late unlinks only its own.
+        path = self._directory / f"{_PREFIX}{secrets.token_hex(4)}.sock"
+        server = grpc.server(
+            ThreadPoolExecutor(_WORKERS, thread_name_prefix="kubelet"),
+            options=(("grpc.so_reuseport", 0),),
+        )
+        add_DevicePluginServicer_to_server(self._plugin, server)
+        server.add_insecure_port(f"unix:{path}")
+        server.start()
+        self._server, self._socket, self._socket_id = server, path, _identity(path)
+
+    def _close(self) -> None:
+        if self._server is not None:
+            self._server.stop(grace=0.5).wait(2.0)
+            self._server = None
+        if self._socket is not None:
+            self._socket.unlink(missing_ok=True)
+            self._socket = None
+
+    def _remove_stale_sockets(self) -> None:
+        """Remove sockets of ours that nobody listens on any more, as ``kill -9`` leaves them."""
+        for path in self._directory.glob(f"{_PREFIX}*.sock"):
+            with socket.socket(socket.AF_UNIX) as probe:
+                try:
+                    probe.connect(str(path))
+                except ConnectionRefusedError:
+                    path.unlink(missing_ok=True)
+                except OSError:
+                    continue
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_ctime_ns

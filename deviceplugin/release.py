@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What follows an Allocate on the API server: entries blanked, phase set, node lock released.
+
+Nothing of it is queued: what a pod's annotations should be follows from the checkpoint, so a
+thread compares and patches until they are, also after a restart in the middle.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from deviceplugin.apiserver import CONFLICT, ApiServerError
+from deviceplugin.codec import (
+    BIND_PHASE,
+    CU_ALLOCATED,
+    NODE_LOCK,
+    PHASE_ALLOCATING,
+    PHASE_FAILED,
+    PHASE_SUCCESS,
+    TO_ALLOCATE,
+    VGPU_NODE,
+    AnnotationError,
+    blank_entries,
+    decode_cus,
+    decode_devices,
+    encode_cu_allocated,
+    encode_cus,
+)
+from deviceplugin.pending import blanked
+from deviceplugin.pod import parse_node
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from deviceplugin.apiserver import ApiServer
+    from deviceplugin.checkpoint import Checkpoint
+    from deviceplugin.devices import Device
+    from deviceplugin.pod import Node, Pod
+    from deviceplugin.pods import PodCache
+    from enforcer.model import Slice
+
+_CALL_SECONDS = 5.0
+_RETRY_SECONDS = (0.1, 15.0)
+_IDLE_SECONDS = 30.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """What a pod and the node lock are still owed."""
+
+    annotations: Mapping[str, str]
+    unlock: bool
+    """The binding of this pod is over: a lock that names it has no purpose left."""
+
+
+def settle(
+    pod: Pod, slices: Sequence[Slice], failed: bool, devices: Mapping[str, Device]
+) -> Settlement:
+    """What is owed to a pod with these slices. Pure.
+
+    ``failed``: an Allocate of it was refused. ``devices`` is by PCI address.
+    """
+    if not pod.claims:
+        return Settlement({}, unlock=False)
+    given = {item.container for item in slices}
+    served = sum(claim.container in given for claim in pod.claims)
+    owed: dict[str, str] = {}
+    text = pod.annotations.get(TO_ALLOCATE)
+    if text is not None and served:
+        blank = served - blanked(pod, _remaining(text))
+        if blank > 0:
+            owed[TO_ALLOCATE] = blank_entries(text, blank)
+    cus = _cu_allocated(slices, devices)
+    if cus is not None and pod.annotations.get(CU_ALLOCATED) != cus:
+        owed[CU_ALLOCATED] = cus
+    phase = pod.annotations.get(BIND_PHASE)
+    if phase == PHASE_ALLOCATING:
+        if failed or pod.ended:
+            owed[BIND_PHASE] = PHASE_FAILED
+        elif served == len(pod.claims):
+            owed[BIND_PHASE] = PHASE_SUCCESS
+    final = owed.get(BIND_PHASE, phase) in {PHASE_SUCCESS, PHASE_FAILED}
+    return Settlement(owed, unlock=final or failed or pod.ended)
+
+
+def _remaining(text: str) -> int:
+    try:
+        return sum(bool(entry) for entry in decode_devices(text))
+    except AnnotationError:
+        return 0
+
+
+def _cu_allocated(slices: Sequence[Slice], devices: Mapping[str, Device]) -> str | None:
+    """The value of ``hami.io/amd-cu-allocated``; None for a pod that only has whole GPUs."""
+    held: dict[str, set[int]] = {}
+    sliced = False
+    for item in slices:
+        for share in item.shares:
+            device = devices.get(share.bdf)
+            if device is None:
+                continue
+            count = device.gpu.cu_count
+            cus = range(count) if share.cus is None else decode_cus(share.cus, count)
+            held.setdefault(device.id, set()).update(cus)
+            sliced |= share.vram_bytes is not None
+    if not sliced:
+        return None
+    return encode_cu_allocated({name: encode_cus(cus) for name, cus in held.items()})
+
+
+class Release:
+    """One thread that gives pods and node lock what they are owed."""
+
+    def __init__(
+        self,
+        api: ApiServer,
+        cache: PodCache,
+        checkpoint: Checkpoint,
+        devices: Callable[[], Sequence[Device]],
+    ) -> None:
+        self._api = api
+        self._cache = cache
+        self._checkpoint = checkpoint
+        self._devices = devices
+        self._failed: set[str] = set()
+        self._not_before: dict[str, tuple[float, float]] = {}
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="release", daemon=True)
+
+    def start(self) -> None:
+        """Start settling."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop; what is still owed is found again at the next start."""
+        self._stopping.set()
+        self._cache.wake()
+        self._thread.join(timeout=10)
+
+    def fail(self, pod: Pod) -> None:
+        """An Allocate of this pod was refused: its binding is over."""
+        self._failed.add(pod.uid)
+        self._cache.wake()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            seen = self._cache.version
+            pause = self._pass()
+            self._cache.wait_change(seen, pause)
+
+    def _pass(self) -> float:
+        """Settle every pod that is owed something; the seconds until one wants another try."""
+        pods = self._cache.pods()
+        node = self._cache.node()
+        uids = {pod.uid for pod in pods}
+        self._failed &= uids
+        now = time.monotonic()
+        pause = _IDLE_SECONDS
+        for pod in pods:
+            if not self._owed(pod, node):
+                self._not_before.pop(pod.uid, None)
+                continue
+            due, delay = self._not_before.get(pod.uid, (now, _RETRY_SECONDS[0]))
+            if due > now:
+                pause = min(pause, due - now)
+                continue
+            try:
+                self._settle(pod)
+                self._not_before.pop(pod.uid, None)
+            except ApiServerError as error:
+                if error.status != CONFLICT:
+                    _log.warning("pod %s: %s; trying again in %.1f s", pod.title, error, delay)
+                    delay = min(delay * 2, _RETRY_SECONDS[1])
+                self._not_before[pod.uid] = time.monotonic() + delay, delay
+                pause = min(pause, delay)
+        return pause
+
+    def _owed(self, pod: Pod, node: Node | None) -> bool:
+        if pod.node != self._api.node or pod.annotations.get(VGPU_NODE) != self._api.node:
+            return False
+        settlement = self._settlement(pod)
+        return bool(settlement.annotations) or (settlement.unlock and _locked_by(node, pod))
+
+    def _settlement(self, pod: Pod) -> Settlement:
+        slices = [item for item in self._checkpoint.slices if item.pod_uid == pod.uid]
+        devices = {device.gpu.bdf: device for device in self._devices()}
+        return settle(pod, slices, pod.uid in self._failed, devices)
+
+    def _settle(self, known: Pod) -> None:
+        # The node is read before the pod: if the pod is replaced by another of its name, which
+        # then takes the lock, the node is no longer of this version and the release conflicts.
+        node = None
+        if _locked_by(self._cache.node(), known):
+            node = parse_node(self._api.get_node(_CALL_SECONDS))
+        answer = self._api.get_pod(known.namespace, known.name, _CALL_SECONDS)
+        if answer is None:
+            return
+        pod = self._cache.absorb_pod(answer)
+        if pod.uid != known.uid:
+            return
+        settlement = self._settlement(pod)
+        if settlement.annotations:
+            patch = {
+                "metadata": {
+                    "resourceVersion": pod.resource_version,
+                    "annotations": dict(settlement.annotations),
+                }
+            }
+            self._cache.absorb_pod(
+                self._api.patch_pod(pod.namespace, pod.name, patch, _CALL_SECONDS)
+            )
+        if node is not None and settlement.unlock and _locked_by(node, pod):
+            patch = {
+                "metadata": {
+                    "resourceVersion": node.resource_version,
+                    "annotations": {NODE_LOCK: None},
+                }
+            }
+            self._cache.absorb_node(self._api.patch_node(patch, _CALL_SECONDS))
+            _log.info("pod %s: node lock released", pod.title)
+        elif node is not None:
+            # The cache is behind the server; without this the next pass would find the same.
+            self._cache.absorb_node(self._api.get_node(_CALL_SECONDS))
+
+
+def _locked_by(node: Node | None, pod: Pod) -> bool:
+    lock = node.lock() if node is not None else None
+    return lock is not None and lock.names(pod.namespace, pod.name)

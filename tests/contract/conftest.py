@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node with the device plugin as a real process among its peers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from enforcer.slices import read_checkpoint
+from tests.contract.peers import hami
+from tests.contract.peers.apiserver import ApiServer
+from tests.contract.peers.kubelet import Kubelet
+from tests.contract.peers.sysfs import Card, two_mi300x, write_sysfs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from enforcer.model import Slice
+    from tests.contract.peers.kubelet import Admitted
+
+NODE = "gpu-node"
+RESOURCE = "amd.com/gpu"
+REPOSITORY = Path(__file__).parents[2]
+
+
+def eventually(what: Callable[[], bool], timeout: float = 10.0) -> None:
+    """Wait until something is true."""
+    deadline = time.monotonic() + timeout
+    while not what():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not true after {timeout} s: {what}")
+        time.sleep(0.02)
+
+
+@dataclass
+class Bench:
+    """Peers, the plugin's directories and its process."""
+
+    root: Path
+    api: ApiServer
+    kubelet: Kubelet
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def log(self) -> str:
+        return (self.root / "log").read_text()
+
+    @property
+    def slices(self) -> list[Slice]:
+        return read_checkpoint(self.root / "state/slices.json")[0]
+
+    def start(self, *options: str, wait: bool = True) -> subprocess.Popen[bytes]:
+        """Start the plugin; ``wait`` until kubelet has its devices."""
+        registered = len(self.kubelet.registrations)
+        with (self.root / "log").open("ab") as log:
+            process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "deviceplugin.main",
+                    f"--node-name={NODE}",
+                    f"--kubelet-dir={self.root / 'kubelet'}",
+                    f"--state-dir={self.root / 'state'}",
+                    f"--socket={self.root / 'enforcer.sock'}",
+                    f"--hook-dir={self.root / 'hook'}",
+                    f"--sys={self.root / 'sys'}",
+                    f"--kubeconfig={self.root / 'kubeconfig'}",
+                    *options,
+                ],
+                stderr=log,
+                cwd=REPOSITORY,
+                env={**os.environ, "GRPC_VERBOSITY": "NONE"},
+            )
+        self.processes.append(process)
+        if wait:
+            self.kubelet.wait_registrations(registered + 1, timeout=20)
+            self.kubelet.wait_devices(RESOURCE, lambda ids: "Healthy" in ids.values())
+        return process
+
+    def kill(self, process: subprocess.Popen[bytes]) -> None:
+        process.kill()
+        process.wait()
+
+    def bind(
+        self,
+        name: str,
+        devices: str,
+        *containers: hami.Json,
+        init: tuple[hami.Json, ...] = (),
+        lock: bool = True,
+    ) -> hami.Json:
+        """A pod that the scheduler bound to the node."""
+        item = hami.pod(name, *(containers or (hami.container("app", 1),)), init=init)
+        return hami.bind(self.api, item, NODE, devices, lock=lock)
+
+    def admit(self, pod: hami.Json) -> dict[str, Admitted]:
+        return self.kubelet.admit(pod)
+
+    def annotation(self, name: str, key: str) -> str | None:
+        return self.api.annotations("default", name).get(f"hami.io/{key}")
+
+    def wait_phase(self, name: str, phase: str) -> None:
+        eventually(lambda: self.annotation(name, "bind-phase") == phase)
+
+    def wait_unlocked(self) -> None:
+        eventually(lambda: "hami.io/mutex.lock" not in self.api.node_annotations(NODE))
+
+
+@contextmanager
+def running_bench(root: Path, cards: tuple[Card, ...]) -> Iterator[Bench]:
+    """A bench whose processes end with it."""
+    write_sysfs(root / "sys", cards)
+    with ApiServer() as api, Kubelet(root / "kubelet", seed=1) as kubelet:
+        api.put_node(NODE)
+        api.kubeconfig(root / "kubeconfig")
+        bench = Bench(root, api, kubelet)
+        try:
+            yield bench
+        finally:
+            for process in bench.processes:
+                process.kill()
+                process.wait()
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    """Peers around a node with two MI300X; the plugin is not started."""
+    # Not pytest's own directory: the path of a unix socket has at most 107 bytes.
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-") as root,
+        running_bench(Path(root), two_mi300x()) as one,
+    ):
+        yield one
