@@ -28,8 +28,6 @@ _HERE = Path(__file__).resolve().parent
 _GLIBC = re.compile(r"GLIBC_(\d+)\.(\d+)(?:\.\d+)?")
 _BANNER = rb"GNU C Library [^\n]*?(?:release|snapshot|development) version (\d+)\.(\d+)"
 _RELEASE = re.compile(_BANNER)
-    rb"GNU C Library [^\n]*?(?:release|snapshot|development) version (\d+)\.(\d+)"
-)
 _EXECUTE = 1
 
 Version = tuple[int, int]
