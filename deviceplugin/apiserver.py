@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The few requests to the Kubernetes API server that this plugin makes, each with a deadline.
 
-Objects are the server's JSON: the client's model classes would cost megabytes per list and are
-never looked at.
+The client library brings the way there: address, TLS, credentials and their renewal. Its generated
+methods and model classes would cost 20 MiB and are never looked at: objects are the server's JSON.
 """
 
 from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 import urllib3
 from kubernetes import client, config
@@ -26,6 +27,7 @@ WATCH_SECONDS = 60
 """How long the server lets a watch run. A quiet one is not known to be dead before."""
 
 _MERGE_PATCH = "application/merge-patch+json"
+_CONNECT_SECONDS = 5.0
 
 
 class ApiServerError(Exception):
@@ -38,21 +40,20 @@ class ApiServerError(Exception):
 
 
 class ApiServer:
-    """What this plugin asks of the API server, for one node."""
+    """What this plugin asks of the API server, for one node. Safe to use from many threads."""
 
     def __init__(self, api: client.ApiClient, node: str) -> None:
-        self._core = client.CoreV1Api(api)
+        self._api = api
         self.node = node
 
     def get_node(self, timeout: float) -> Json:
         """This node."""
-        return self._call(f"get node {self.node}", timeout, self._core.read_node, self.node)
+        return self._call("GET", f"/nodes/{self.node}", timeout)
 
     def get_pod(self, namespace: str, name: str, timeout: float) -> Json | None:
         """One pod; None if there is none of this name."""
-        what = f"get pod {namespace}/{name}"
         try:
-            return self._call(what, timeout, self._core.read_namespaced_pod, name, namespace)
+            return self._call("GET", f"/namespaces/{namespace}/pods/{name}", timeout)
         except ApiServerError as error:
             if error.status == NOT_FOUND:
                 return None
@@ -60,73 +61,37 @@ class ApiServer:
 
     def list_nodes(self, timeout: float) -> Json:
         """A list with this node alone, to watch it from."""
-        return self._call(
-            f"list node {self.node}",
-            timeout,
-            self._core.list_node,
-            field_selector=f"metadata.name={self.node}",
-        )
+        return self._call("GET", f"/nodes?{_only(f'metadata.name={self.node}')}", timeout)
 
     def list_pods(self, timeout: float) -> Json:
         """The pods bound to this node."""
-        return self._call(
-            f"list pods of node {self.node}",
-            timeout,
-            self._core.list_pod_for_all_namespaces,
-            field_selector=f"spec.nodeName={self.node}",
-        )
+        return self._call("GET", f"/pods?{_only(f'spec.nodeName={self.node}')}", timeout)
 
     def watch_nodes(self, resource_version: str, opened: Callable[[Any], None]) -> Iterator[Json]:
-        """Changes of this node."""
-        return self._watch(
-            self._core.list_node, f"metadata.name={self.node}", resource_version, opened
-        )
+        """Changes of this node; ``opened`` gets the response, whose ``shutdown`` ends it."""
+        return self._watch("/nodes", f"metadata.name={self.node}", resource_version, opened)
 
     def watch_pods(self, resource_version: str, opened: Callable[[Any], None]) -> Iterator[Json]:
         """Changes of the pods bound to this node."""
-        return self._watch(
-            self._core.list_pod_for_all_namespaces,
-            f"spec.nodeName={self.node}",
-            resource_version,
-            opened,
-        )
+        return self._watch("/pods", f"spec.nodeName={self.node}", resource_version, opened)
 
     def patch_pod(self, namespace: str, name: str, patch: Json, timeout: float) -> Json:
         """The pod after a merge patch; its ``resourceVersion`` in the patch is a precondition."""
-        return self._call(
-            f"patch pod {namespace}/{name}",
-            timeout,
-            self._core.patch_namespaced_pod,
-            name,
-            namespace,
-            patch,
-            _content_type=_MERGE_PATCH,
-        )
+        return self._call("PATCH", f"/namespaces/{namespace}/pods/{name}", timeout, patch)
 
     def patch_node(self, patch: Json, timeout: float) -> Json:
         """This node after a merge patch."""
-        return self._call(
-            f"patch node {self.node}",
-            timeout,
-            self._core.patch_node,
-            self.node,
-            patch,
-            _content_type=_MERGE_PATCH,
-        )
+        return self._call("PATCH", f"/nodes/{self.node}", timeout, patch)
 
-    def _call(
-        self, what: str, timeout: float, method: Callable[..., Any], *args: Any, **more: Any
-    ) -> Json:
+    def _call(self, method: str, path: str, timeout: float, patch: Json | None = None) -> Json:
+        what = f"{method} {path}"
+        response = self._request(what, method, path, urllib3.Timeout(total=timeout), patch)
         try:
-            response = method(*args, _preload_content=False, _request_timeout=timeout, **more)
-            try:
-                body = response.read()
-            finally:
-                response.release_conn()
-        except client.ApiException as error:
-            raise _refused(what, error.status or 0, error.body or error.reason) from error
+            body = response.read()
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise ApiServerError(what, f"no answer: {error}") from error
+        finally:
+            response.release_conn()
         if not 200 <= response.status < 300:
             raise _refused(what, response.status, body)
         try:
@@ -138,35 +103,56 @@ class ApiServer:
         return answer
 
     def _watch(
-        self,
-        method: Callable[..., Any],
-        selector: str,
-        resource_version: str,
-        opened: Callable[[Any], None],
+        self, path: str, selector: str, version: str, opened: Callable[[Any], None]
     ) -> Iterator[Json]:
-        what = f"watch {selector}"
+        query = {
+            "watch": "true",
+            "fieldSelector": selector,
+            "resourceVersion": version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(WATCH_SECONDS),
+        }
+        what = f"watch {path} {selector}"
+        timeout = urllib3.Timeout(connect=_CONNECT_SECONDS, read=WATCH_SECONDS + 10)
+        response = self._request(what, "GET", f"{path}?{urlencode(query)}", timeout, None)
+        opened(response)
         try:
-            response = method(
-                watch=True,
-                field_selector=selector,
-                resource_version=resource_version,
-                allow_watch_bookmarks=True,
-                timeout_seconds=WATCH_SECONDS,
-                _preload_content=False,
-                _request_timeout=(5, WATCH_SECONDS + 10),
-            )
-            opened(response)
-            try:
-                if response.status != 200:
-                    raise _refused(what, response.status, response.read())
-                for line in _lines(response.stream(1 << 16)):
-                    yield json.loads(line)
-            finally:
-                response.close()
-        except client.ApiException as error:
-            raise _refused(what, error.status or 0, error.body or error.reason) from error
+            if response.status != 200:
+                raise _refused(what, response.status, response.read())
+            for line in _lines(response.stream(1 << 16)):
+                yield json.loads(line)
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             raise ApiServerError(what, f"broke off: {error}") from error
+        finally:
+            response.close()
+
+    def _request(
+        self, what: str, method: str, path: str, timeout: urllib3.Timeout, patch: Json | None
+    ) -> urllib3.BaseHTTPResponse:
+        settings = self._api.configuration
+        headers = {"Accept": "application/json", "User-Agent": "ringfence"}
+        # Asked for every time: it is where a rotated service account token is read again.
+        for credential in settings.auth_settings().values():
+            if credential["in"] == "header" and credential["value"]:
+                headers[credential["key"]] = credential["value"]
+        body = None
+        if patch is not None:
+            headers["Content-Type"] = _MERGE_PATCH
+            body = json.dumps(patch).encode()
+        try:
+            response: urllib3.BaseHTTPResponse = self._api.rest_client.pool_manager.request(
+                method,
+                f"{settings.host.rstrip('/')}/api/v1{path}",
+                body=body,
+                headers=headers,
+                timeout=timeout,
+                # One inside would multiply the deadline; the callers try again.
+                retries=False,
+                preload_content=False,
+            )
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise ApiServerError(what, f"no answer: {error}") from error
+        return response
 
 
 def connect(node: str, kubeconfig: Path | None) -> ApiServer:
@@ -181,10 +167,13 @@ def connect(node: str, kubeconfig: Path | None) -> ApiServer:
         config.load_kube_config(  # type: ignore[no-untyped-call]
             str(kubeconfig), client_configuration=configuration
         )
-    # A retry inside the client would multiply every deadline; the callers retry.
-    configuration.retries = 0
-    configuration.client_side_validation = False
+    # Two watches, and one request each from Allocate, release, publish-node and reap.
+    configuration.connection_pool_maxsize = 6
     return ApiServer(client.ApiClient(configuration), node)
+
+
+def _only(selector: str) -> str:
+    return urlencode({"fieldSelector": selector})
 
 
 def _refused(what: str, status: int, body: bytes | str) -> ApiServerError:
