@@ -35,6 +35,11 @@ def file(name: str, content: bytes, mode: int = 0o644) -> Entry:
     return Entry(name, stat.S_IFREG | mode, content)
 
 
+def symlink(name: str, target: str) -> Entry:
+    """A symbolic link."""
+    return Entry(name, stat.S_IFLNK | 0o777, target.encode())
+
+
 def archive(entries: Iterable[Entry]) -> bytes:
     """The entries as one archive. Archives may be concatenated: later members replace earlier."""
     members = [_member(inode, entry) for inode, entry in enumerate(entries, start=1)]

@@ -62,6 +62,7 @@ def fixed_part(modules: Path) -> bytes:
         [
             *(cpio.directory(name) for name in ("bin", "etc", "etc/testbed", "modules")),
             cpio.file("bin/busybox", _BUSYBOX.read_bytes(), 0o755),
+            cpio.symlink("bin/sh", "busybox"),
             cpio.file("init", (_GUEST / "init").read_bytes(), 0o755),
             cpio.file("etc/testbed/node", (_GUEST / "node").read_bytes(), 0o755),
             cpio.file("etc/testbed/modules", "".join(f"{name}\n" for name in names).encode()),

@@ -4,14 +4,11 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.testbed import cpio
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 BUSYBOX = shutil.which("busybox")
 
@@ -23,12 +20,14 @@ def test_another_cpio_unpacks_what_was_packed(tmp_path: Path) -> None:
         cpio.file("etc/odd", b"12345", 0o600),
         cpio.file("etc/run", b"#!", 0o755),
         cpio.file("empty", b""),
+        cpio.symlink("link", "etc/odd"),
     ]
     assert BUSYBOX is not None
     subprocess.run([BUSYBOX, "cpio", "-i"], input=cpio.archive(members), cwd=tmp_path, check=True)
     assert (tmp_path / "etc/odd").read_bytes() == b"12345"
     assert (tmp_path / "etc/odd").stat().st_mode & 0o777 == 0o600
     assert os.access(tmp_path / "etc/run", os.X_OK)
+    assert (tmp_path / "link").readlink() == Path("etc/odd")
     assert (tmp_path / "empty").read_bytes() == b""
 
 
