@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _LIBRARY: Final = "libbpf.so.1"
-_BTF_KIND_FUNC: Final = 12
 _LEVEL_DEBUG: Final = 2
 _LOG_LINES: Final = 40
 """Enough of libbpf's log to hold the verifier's last words."""
@@ -77,6 +76,8 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "btf__load_vmlinux_btf": (c_void_p, ()),
     "btf__load_module_btf": (c_void_p, (c_char_p, c_void_p)),
     "btf__find_by_name_kind": (c_int, (c_void_p, c_char_p, c_uint32)),
+    "btf__type_by_id": (c_void_p, (c_void_p, c_uint32)),
+    "btf__name_by_offset": (c_char_p, (c_void_p, c_uint32)),
     "btf__free": (None, (c_void_p,)),
     "libbpf_set_print": (c_void_p, (c_void_p,)),
     "libbpf_num_possible_cpus": (c_int, ()),
@@ -92,29 +93,30 @@ class Libbpf:
 
     def __init__(self, name: str = _LIBRARY) -> None:
         try:
-            self._lib = ctypes.CDLL(name, use_errno=True)
-            self._libc = ctypes.CDLL(None)
+            self.lib = ctypes.CDLL(name, use_errno=True)
+            self.libc = ctypes.CDLL(None)
             for symbol, (result, arguments) in _SIGNATURES.items():
-                function = getattr(self._lib, symbol)
+                function = getattr(self.lib, symbol)
                 function.restype, function.argtypes = result, arguments
         except (OSError, AttributeError) as error:
             raise BpfError(
                 f"{name}: {error}; expected libbpf 1.0 or newer (package libbpf1, libbpf)"
             ) from None
-        self._libc.vsnprintf.argtypes = (c_void_p, c_size_t, c_char_p, c_void_p)
+        self.libc.vsnprintf.argtypes = (c_void_p, c_size_t, c_char_p, c_void_p)
         self._log: list[str] = []
         self._print = _PRINT(self._record)
-        self._lib.libbpf_set_print(ctypes.cast(self._print, c_void_p))
+        self.lib.libbpf_set_print(ctypes.cast(self._print, c_void_p))
 
     def _record(self, level: int, form: bytes, values: int) -> int:
         if level < _LEVEL_DEBUG:
             buffer = ctypes.create_string_buffer(8192)
-            self._libc.vsnprintf(buffer, len(buffer), form, values)
+            self.libc.vsnprintf(buffer, len(buffer), form, values)
             lines = buffer.value.decode(errors="replace").splitlines()
             self._log = [*self._log, *(line for line in lines if line.strip())][-_LOG_LINES:]
         return 0
 
-    def _fail(self, what: str, code: int) -> BpfError:
+    def failure(self, what: str, code: int) -> BpfError:
+        """An error that carries what libbpf has logged since the last call began."""
         said = [line.removeprefix("libbpf: ").strip() for line in self._log]
         # The verifier's statistics and the lines around its log say nothing of the cause.
         said = [line for line in said if not line.startswith(("processed ", "-- ", "0:"))]
@@ -124,12 +126,12 @@ class Libbpf:
 
     def _pointer(self, what: str, pointer: int | None) -> int:
         if not pointer:
-            raise self._fail(what, ctypes.get_errno())
+            raise self.failure(what, ctypes.get_errno())
         return pointer
 
     def _check(self, what: str, result: int) -> int:
         if result < 0:
-            raise self._fail(what, -result)
+            raise self.failure(what, -result)
         return result
 
     # Objects and programs
@@ -142,91 +144,57 @@ class Libbpf:
         self._log = []
         return self._pointer(
             f"{path}: not a BPF object we can open",
-            self._lib.bpf_object__open_file(os.fsencode(path), byref(options)),
+            self.lib.bpf_object__open_file(os.fsencode(path), byref(options)),
         )
 
     def set_constant(self, opened: int, section: str, value: bytes) -> None:
         """The content of a constant section, before loading."""
-        found = self._lib.bpf_object__find_map_by_name(opened, section.encode())
+        found = self.lib.bpf_object__find_map_by_name(opened, section.encode())
         what = f"BPF object without a section {section}"
         self._check(
             what,
-            self._lib.bpf_map__set_initial_value(self._pointer(what, found), value, len(value)),
+            self.lib.bpf_map__set_initial_value(self._pointer(what, found), value, len(value)),
         )
 
     def load_object(self, opened: int, what: str) -> None:
         """Through the verifier, maps pinned."""
         self._log = []
-        self._check(f"{what}: not accepted by the kernel", self._lib.bpf_object__load(opened))
+        self._check(f"{what}: not accepted by the kernel", self.lib.bpf_object__load(opened))
 
     def close_object(self, opened: int) -> None:
         """What is pinned stays."""
-        self._lib.bpf_object__close(opened)
+        self.lib.bpf_object__close(opened)
 
     def programs(self, opened: int) -> Iterator[tuple[int, str, str]]:
         """(handle, name, section) of every program."""
-        program = self._lib.bpf_object__next_program(opened, None)
+        program = self.lib.bpf_object__next_program(opened, None)
         while program:
             yield (
                 program,
-                self._lib.bpf_program__name(program).decode(),
-                self._lib.bpf_program__section_name(program).decode(),
+                self.lib.bpf_program__name(program).decode(),
+                self.lib.bpf_program__section_name(program).decode(),
             )
-            program = self._lib.bpf_object__next_program(opened, program)
+            program = self.lib.bpf_object__next_program(opened, program)
 
     def skip_program(self, program: int) -> None:
         """Leave it out of loading."""
-        self._check(
-            "bpf_program__set_autoload", self._lib.bpf_program__set_autoload(program, False)
-        )
+        self._check("bpf_program__set_autoload", self.lib.bpf_program__set_autoload(program, False))
 
     def attach_pinned(self, program: int, name: str, path: Path) -> None:
         """Attach, and pin the link so that it outlives us."""
         self._log = []
-        link = self._pointer(f"{name}: cannot attach", self._lib.bpf_program__attach(program))
+        link = self._pointer(f"{name}: cannot attach", self.lib.bpf_program__attach(program))
         try:
-            self._check(f"{path}: cannot pin", self._lib.bpf_link__pin(link, os.fsencode(path)))
+            self._check(f"{path}: cannot pin", self.lib.bpf_link__pin(link, os.fsencode(path)))
         finally:
-            self._lib.bpf_link__destroy(link)
-
-    # The kernel's own types
-
-    def functions_present(self, names: set[str], modules: tuple[str, ...]) -> set[str]:
-        """Which of these the kernel and these modules describe in their BTF.
-
-        A module that is not loaded or carries no BTF has none.
-        """
-        base = self._lib.btf__load_vmlinux_btf()
-        if not base:
-            raise self._fail(
-                "/sys/kernel/btf/vmlinux: no type information; expected a kernel built with "
-                "CONFIG_DEBUG_INFO_BTF",
-                ctypes.get_errno(),
-            )
-        loaded = [self._lib.btf__load_module_btf(module.encode(), base) for module in modules]
-        try:
-            return {
-                name
-                for name in names
-                if any(
-                    self._lib.btf__find_by_name_kind(btf, name.encode(), _BTF_KIND_FUNC) > 0
-                    for btf in (base, *loaded)
-                    if btf
-                )
-            }
-        finally:
-            for btf in loaded:
-                if btf:
-                    self._lib.btf__free(btf)
-            self._lib.btf__free(base)
-            self._log = []
+            self.lib.bpf_link__destroy(link)
 
     # Maps
 
     def open_pinned(self, path: Path) -> int:
         """File descriptor of a pinned map; the caller closes it."""
         return self._check(
-            f"{path}: cannot open the pinned map", self._lib.bpf_obj_get(os.fsencode(path))
+            f"{path}: cannot open the pinned map", self.lib.bpf_obj_get(os.fsencode(path))
         )
 
     def map_sizes(self, fd: int) -> tuple[int, int, int]:
@@ -234,14 +202,14 @@ class Libbpf:
         info = _MapInfo()
         size = c_uint32(ctypes.sizeof(info))
         self._check(
-            "bpf_obj_get_info_by_fd", self._lib.bpf_obj_get_info_by_fd(fd, byref(info), byref(size))
+            "bpf_obj_get_info_by_fd", self.lib.bpf_obj_get_info_by_fd(fd, byref(info), byref(size))
         )
         return info.key_size, info.value_size, info.max_entries
 
     def lookup(self, fd: int, key: bytes, size: int) -> bytes | None:
         """The value, or None if there is no such key."""
         value = ctypes.create_string_buffer(size)
-        result = self._lib.bpf_map_lookup_elem(fd, key, value)
+        result = self.lib.bpf_map_lookup_elem(fd, key, value)
         if result == -errno.ENOENT:
             return None
         self._check("map lookup", result)
@@ -249,14 +217,14 @@ class Libbpf:
 
     def update(self, fd: int, key: bytes, value: bytes, what: str) -> None:
         """Add or replace; a full map is an error that says so."""
-        result = self._lib.bpf_map_update_elem(fd, key, value, 0)
+        result = self.lib.bpf_map_update_elem(fd, key, value, 0)
         if result == -errno.E2BIG:
             raise BpfError(f"{what}: the map is full")
         self._check(what, result)
 
     def delete(self, fd: int, key: bytes) -> bool:
         """False if there was no such key."""
-        result = self._lib.bpf_map_delete_elem(fd, key)
+        result = self.lib.bpf_map_delete_elem(fd, key)
         if result == -errno.ENOENT:
             return False
         self._check("map delete", result)
@@ -272,7 +240,7 @@ class Libbpf:
         following = ctypes.create_string_buffer(size)
         key: bytes | None = None
         for _ in range(4 * most + 16):
-            result = self._lib.bpf_map_get_next_key(fd, key, following)
+            result = self.lib.bpf_map_get_next_key(fd, key, following)
             if result == -errno.ENOENT:
                 return
             self._check("map walk", result)
@@ -283,11 +251,11 @@ class Libbpf:
 
     def possible_cpus(self) -> int:
         """How many values a per-CPU map holds for each key."""
-        return self._check("possible CPUs", self._lib.libbpf_num_possible_cpus())
+        return self._check("possible CPUs", self.lib.libbpf_num_possible_cpus())
 
     def ring_buffer(self, fd: int) -> RingBuffer:
         """A reader of a ring buffer map; there must be only one at a time."""
-        return RingBuffer(self._lib, fd, self._fail)
+        return RingBuffer(self.lib, fd, self.failure)
 
 
 class RingBuffer:

@@ -23,6 +23,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from bpf import decode
+from bpf.btf import MODULES, KernelTypes
 from bpf.libbpf import BpfError, Libbpf, RingBuffer
 
 if TYPE_CHECKING:
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from typing import Self
 
 PIN_ROOT: Final = Path("/sys/fs/bpf/ringfence") / str(decode.SCHEMA)
-MODULES: Final = ("amdgpu", "ttm", "drm")
-"""Where the ledger's functions live, besides the kernel proper."""
 
 _SELF_TEST_CMD: Final = 0x5246F5C5
 _SELF_TEST_ERRNO: Final = errno.EUCLEAN
@@ -419,7 +418,8 @@ def _select(library: Libbpf, opened: int, part: _Part) -> dict[str, str | None]:
         for _, name, section in programs
         if not section.startswith("tp_btf/")
     }
-    present = library.functions_present(set(targets.values()), MODULES)
+    with KernelTypes(library) as types:
+        present = {target for target in targets.values() if types.has_function(target)}
     attached: dict[str, str | None] = {}
     for program, name, _ in programs:
         target = targets.get(name)
