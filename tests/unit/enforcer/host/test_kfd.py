@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+from pathlib import Path
+
+import pytest
+
+from enforcer.host import kfd
+from tests.testbed.trees import GpuSpec, NodeSpec, PartitionSpec, write_process, write_sys
+
+GPUS = tuple(
+    GpuSpec(f"0000:{bus:02x}:00.0", kfd_id=bus, card=index + 1, render=128 + index)
+    for index, bus in enumerate((3, 67, 99))
+)
+
+
+def test_without_the_driver_there_are_no_nodes(tmp_path: Path) -> None:
+    assert kfd.topology(tmp_path) == ([], [])
+
+
+def test_nodes_come_in_numeric_order(tmp_path: Path) -> None:
+    gpus = tuple(
+        GpuSpec(f"0000:{bus:02x}:00.0", kfd_id=bus, card=bus, render=128 + bus)
+        for bus in range(1, 12)
+    )
+    write_sys(tmp_path, NodeSpec(gpus, cpus=1))
+    nodes, problems = kfd.topology(tmp_path)
+    assert [node.node for node in nodes] == list(range(12))
+    assert problems == []
+
+
+@pytest.mark.parametrize("broken", [1, 2, 3])
+@pytest.mark.parametrize("how", ["no gpu_id", "malformed properties"])
+def test_one_broken_node_costs_only_itself(tmp_path: Path, broken: int, how: str) -> None:
+    write_sys(tmp_path, NodeSpec(GPUS))
+    directory = tmp_path / f"class/kfd/kfd/topology/nodes/{broken}"
+    if how == "no gpu_id":
+        (directory / "gpu_id").unlink()
+    else:
+        (directory / "properties").write_text("simd_count many\n")
+    nodes, problems = kfd.topology(tmp_path)
+    assert [node.node for node in nodes] == [node for node in range(4) if node != broken]
+    assert len(problems) == 1
+    assert f"KFD node {broken}:" in problems[0]
+
+
+def test_links_of_both_kinds_are_read(tmp_path: Path) -> None:
+    write_sys(tmp_path, NodeSpec(GPUS))
+    directory = tmp_path / "class/kfd/kfd/topology/nodes/1/p2p_links/0"
+    directory.mkdir(parents=True)
+    (directory / "properties").write_text("type 11\nnode_from 1\nnode_to 3\n")
+    nodes, _ = kfd.topology(tmp_path)
+    assert nodes[1].links == (kfd.KfdLink(0, 2), kfd.KfdLink(3, 11))
+
+
+def test_memory_of_a_partition_is_that_of_its_banks(tmp_path: Path) -> None:
+    parted = GpuSpec(
+        "0000:05:00.0",
+        kfd_id=1,
+        card=1,
+        render=128,
+        partitions=(PartitionSpec(kfd_id=2, card=2, render=129, vram=24 << 30),),
+    )
+    write_sys(tmp_path, NodeSpec((parted,)))
+    nodes, _ = kfd.topology(tmp_path)
+    assert [node.local_memory for node in nodes] == [None, 24 << 30, 24 << 30]
+
+
+def test_vram_is_read_per_process_and_gpu(tmp_path: Path) -> None:
+    write_process(tmp_path, 812, {3: 4096, 67: 0})
+    write_process(tmp_path, 9, {})
+    (tmp_path / "class/kfd/kfd/proc/9").mkdir()
+    assert kfd.process_vram(tmp_path) == {9: {}, 812: {3: 4096, 67: 0}}
+
+
+def test_a_process_without_kfd_leaves_nothing(tmp_path: Path) -> None:
+    assert kfd.process_vram(tmp_path) == {}
+
+
+def test_a_process_that_goes_while_being_read_is_left_out(tmp_path: Path) -> None:
+    write_process(tmp_path, 1, {3: 1})
+    gone = tmp_path / "class/kfd/kfd/proc/2"
+    gone.mkdir()
+    (gone / "vram_3").symlink_to(gone / "nowhere")
+    assert kfd.process_vram(tmp_path) == {1: {3: 1}}

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+from pathlib import Path
+
+import pytest
+
+from enforcer.host.files import FileError
+from enforcer.host.runtime import ContainerRecord, container_record
+from tests.testbed.trees import ContainerSpec, write_bundle
+
+ID = "a" * 64
+K8S = f"io.containerd.runtime.v2.task/k8s.io/{ID}/config.json"
+
+
+def _write(path: Path, config: object) -> None:
+    path.parent.mkdir(parents=True)
+    path.write_text(config if isinstance(config, str) else json.dumps(config))
+
+
+def test_containerd_names_a_container(tmp_path: Path) -> None:
+    write_bundle(tmp_path, ContainerSpec(ID, "train"))
+    assert container_record(tmp_path, ID) == ContainerRecord("train", sandbox=False)
+
+
+def test_containerd_marks_a_sandbox(tmp_path: Path) -> None:
+    write_bundle(tmp_path, ContainerSpec(ID, sandbox=True))
+    assert container_record(tmp_path, ID) == ContainerRecord(None, sandbox=True)
+
+
+def test_the_containerd_of_k3s_is_asked_too(tmp_path: Path) -> None:
+    annotations = {"io.kubernetes.cri.container-name": "infer"}
+    _write(tmp_path / "k3s/containerd" / K8S, {"annotations": annotations})
+    assert container_record(tmp_path, ID) == ContainerRecord("infer", sandbox=False)
+
+
+def test_crio_names_a_container(tmp_path: Path) -> None:
+    annotations = {
+        "io.kubernetes.container.name": "train",
+        "io.kubernetes.cri-o.ContainerType": "container",
+    }
+    path = tmp_path / f"containers/storage/overlay-containers/{ID}/userdata/config.json"
+    _write(path, {"annotations": annotations})
+    assert container_record(tmp_path, ID) == ContainerRecord("train", sandbox=False)
+
+
+def test_crio_calls_a_sandbox_pod_and_it_is_not_taken_for_a_name(tmp_path: Path) -> None:
+    annotations = {
+        "io.kubernetes.container.name": "POD",
+        "io.kubernetes.cri-o.ContainerType": "sandbox",
+    }
+    path = tmp_path / f"containers/storage/overlay-containers/{ID}/userdata/config.json"
+    _write(path, {"annotations": annotations})
+    assert container_record(tmp_path, ID) == ContainerRecord(None, sandbox=True)
+
+
+def test_without_a_record_nothing_is_known(tmp_path: Path) -> None:
+    assert container_record(tmp_path, ID) is None
+
+
+@pytest.mark.parametrize("config", [{}, [], {"annotations": {}}, {"annotations": None}])
+def test_a_bundle_without_kubernetes_annotations_says_nothing(
+    tmp_path: Path, config: object
+) -> None:
+    _write(tmp_path / "containerd" / K8S, config)
+    assert container_record(tmp_path, ID) is None
+
+
+@pytest.mark.parametrize("text", ["", '{"annotations": {"io.kub', '{"annotations": []}'])
+def test_a_half_written_bundle_is_an_error_naming_it(tmp_path: Path, text: str) -> None:
+    _write(tmp_path / "containerd" / K8S, text)
+    with pytest.raises(FileError, match=ID):
+        container_record(tmp_path, ID)
+
+
+@pytest.mark.parametrize("name", ["", 3, None, {}])
+def test_a_name_that_is_no_text_is_no_name(tmp_path: Path, name: object) -> None:
+    annotations = {"io.kubernetes.cri.container-name": name}
+    _write(tmp_path / "containerd" / K8S, {"annotations": annotations})
+    assert container_record(tmp_path, ID) is None

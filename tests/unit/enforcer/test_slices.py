@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from enforcer.model import ContainerKind, Share, Slice
+from enforcer.slices import (
+    Checkpoint,
+    CheckpointError,
+    decode,
+    encode,
+    read_checkpoint,
+    write_checkpoint,
+)
+
+
+def make(container: str = "train", **fields: Any) -> Slice:
+    return Slice(
+        **{
+            "pod_uid": "0f3c1d52-6a0b-4e5a-9d0e-2b1a4c7d8e9f",
+            "namespace": "default",
+            "pod": "p",
+            "container": container,
+            "kind": ContainerKind.APP,
+            "device_ids": ("0000:03:00.0#0",),
+            "shares": (Share("0000:03:00.0", 4 << 30, "0-75"),),
+            "created": "2026-11-29T13:00:00Z",
+            **fields,
+        }
+    )
+
+
+TEXT = st.text(min_size=1, max_size=20)
+SHARES = st.builds(
+    Share,
+    bdf=st.from_regex(r"[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]", fullmatch=True),
+    vram_bytes=st.none() | st.integers(1, 1 << 62),
+    cus=st.none() | st.from_regex(r"[0-9]{1,3}(-[0-9]{1,3})?(,[0-9]{1,3})?", fullmatch=True),
+)
+SLICES = st.builds(
+    Slice,
+    pod_uid=st.from_regex(r"[0-9a-f]{8}-[0-9a-f]{4}", fullmatch=True),
+    namespace=TEXT,
+    pod=TEXT,
+    container=TEXT,
+    kind=st.sampled_from(ContainerKind),
+    device_ids=st.lists(TEXT, max_size=3).map(tuple),
+    shares=st.lists(SHARES, min_size=1, max_size=3).map(tuple),
+    created=st.sampled_from(["2026-11-29T13:00:00Z", "2026-11-29T13:00:00.25+00:00"]),
+)
+
+
+@given(st.lists(SLICES, max_size=5, unique_by=lambda one: one.key))
+def test_every_checkpoint_comes_back(slices: list[Slice]) -> None:
+    assert decode(encode(slices)) == (slices, [])
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists))
+def test_any_json_is_a_checkpoint_or_an_error(document: object) -> None:
+    for text in (
+        json.dumps(document),
+        json.dumps({"schema": 1, "slices": document}),
+        json.dumps({"schema": 1, "slices": [document]}),
+        json.dumps(
+            {
+                "schema": 1,
+                "slices": [{**json.loads(encode([make()]))["slices"][0], "shares": document}],
+            }
+        ),
+    ):
+        with suppress(CheckpointError):
+            decode(text)
+
+
+@pytest.mark.parametrize("where", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("field", "value", "path"),
+    [
+        ("pod_uid", "../../etc", "pod_uid"),
+        ("pod_uid", None, "pod_uid"),
+        ("namespace", "", "namespace"),
+        ("container", 7, "container"),
+        ("kind", "ephemeral", "kind"),
+        ("device_ids", "x", "device_ids"),
+        ("device_ids", [""], "device_ids[0]"),
+        ("shares", [], "shares"),
+        ("shares", [[]], "shares[0]"),
+        ("shares", [{"bdf": "0000:03:00.0"}], "shares[0].vram_bytes"),
+        ("shares", [{"bdf": "0000:03:00.0", "vram_bytes": 0}], "shares[0].vram_bytes"),
+        ("shares", [{"bdf": "0000:03:00.0", "vram_bytes": -4}], "shares[0].vram_bytes"),
+        ("shares", [{"bdf": "0000:03:00.0", "vram_bytes": True}], "shares[0].vram_bytes"),
+        ("shares", [{"bdf": "0000:03:00.0", "vram_bytes": 1.5}], "shares[0].vram_bytes"),
+        ("shares", [{"bdf": "03:00.0", "vram_bytes": 1}], "shares[0].bdf"),
+        ("shares", [{"bdf": "0000:03:00.0", "vram_bytes": 1, "cus": "all"}], "shares[0].cus"),
+        ("created", "yesterday", "created"),
+    ],
+)
+def test_a_bad_entry_costs_only_itself_and_its_field_is_named(
+    where: int, field: str, value: object, path: str
+) -> None:
+    good = [make("a"), make("b"), make("c")]
+    document = json.loads(encode(good))
+    document["slices"][where][field] = value
+    slices, problems = decode(json.dumps(document))
+    assert slices == [one for index, one in enumerate(good) if index != where]
+    assert len(problems) == 1
+    assert problems[0].startswith(f"slices[{where}].{path}: expected ") or (
+        path.endswith("bdf") and f"slices[{where}].{path}: " in problems[0]
+    )
+
+
+def test_of_two_entries_for_one_container_the_first_counts() -> None:
+    first, second = make(), make(shares=(Share("0000:03:00.0", None),))
+    slices, problems = decode(encode([first, second]))
+    assert slices == [first]
+    assert "'train'" in problems[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"schema": 2, "slices": []}',
+        '{"schema": 1}',
+        '{"slices": []}',
+        '{"schema": 1, "slices": {}}',
+        "[" * 100000,
+    ],
+)
+def test_garbage_and_other_schemas_are_no_checkpoint(text: str) -> None:
+    with pytest.raises(CheckpointError):
+        decode(text)
+
+
+def test_a_missing_file_is_an_empty_checkpoint(tmp_path: Path) -> None:
+    assert read_checkpoint(tmp_path / "slices.json") == ([], [])
+
+
+def test_a_file_that_is_no_text_names_itself(tmp_path: Path) -> None:
+    path = tmp_path / "slices.json"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(CheckpointError, match=str(path)):
+        read_checkpoint(path)
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "slices.json"
+    write_checkpoint(path, [make()])
+    assert read_checkpoint(path) == ([make()], [])
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [entry.name for entry in tmp_path.iterdir()] == ["slices.json"]
+
+
+def test_a_torn_write_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "slices.json"
+    write_checkpoint(path, [make()])
+    path.with_name("slices.json.new").write_text('{"schema": 1, "sli')
+    assert read_checkpoint(path) == ([make()], [])
+    write_checkpoint(path, [])
+    assert read_checkpoint(path) == ([], [])
+
+
+def test_a_full_disk_leaves_the_old_file() -> None:
+    # /dev/full takes no byte; the new file's name is made to lead there.
+    directory = Path(f"/dev/shm/ringfence-{os.getpid()}")
+    directory.mkdir()
+    path = directory / "slices.json"
+    new = directory / "slices.json.new"
+    try:
+        write_checkpoint(path, [make()])
+        new.symlink_to("/dev/full")
+        with pytest.raises(OSError, match="No space left"):
+            write_checkpoint(path, [])
+        assert read_checkpoint(path) == ([make()], [])
+    finally:
+        new.unlink(missing_ok=True)
+        path.unlink()
+        directory.rmdir()
+
+
+def test_a_reader_keeps_the_last_good_state_through_garbage(tmp_path: Path) -> None:
+    path = tmp_path / "slices.json"
+    checkpoint = Checkpoint(path)
+    assert checkpoint.read() == ([], [])
+    write_checkpoint(path, [make()])
+    assert checkpoint.read() == ([make()], [])
+    path.write_text("{")
+    for _ in range(2):
+        slices, problems = checkpoint.read()
+        assert slices == [make()]
+        assert "keeping the slices known before" in problems[0]
+    write_checkpoint(path, [make(), make("b")])
+    assert checkpoint.read() == ([make(), make("b")], [])
+
+
+def test_a_reader_keeps_the_last_good_state_when_the_file_is_gone(tmp_path: Path) -> None:
+    path = tmp_path / "slices.json"
+    checkpoint = Checkpoint(path)
+    write_checkpoint(path, [make()])
+    checkpoint.read()
+    path.unlink()
+    slices, problems = checkpoint.read()
+    assert slices == [make()]
+    assert "gone" in problems[0]
+
+
+def test_an_emptied_checkpoint_is_believed(tmp_path: Path) -> None:
+    path = tmp_path / "slices.json"
+    checkpoint = Checkpoint(path)
+    write_checkpoint(path, [make()])
+    checkpoint.read()
+    write_checkpoint(path, [])
+    assert checkpoint.read() == ([], [])
