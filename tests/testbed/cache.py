@@ -153,12 +153,14 @@ class Cache:
         key: str,
         report: Report,
         make: Callable[[Path, Step], None],
+        *,
+        unused_after_s: float = _UNUSED_AFTER_S,
     ) -> Path:
         """The directory for these inputs, made by `make` if it is not there yet.
 
         `make` fills a fresh directory beside the final place; only a complete one is moved there.
         Two at once: the second waits and finds the first one's result. Interrupted: the next run
-        starts over. Results of other inputs that nobody used for a week are removed.
+        starts over. Results of other inputs that nobody used for `unused_after_s` are removed.
         """
         place = self.place(kind, name, key)
         if place.is_dir():
@@ -178,7 +180,7 @@ class Cache:
             partial.mkdir(parents=True)
             make(partial, step)
             partial.rename(place)
-            _remove_unused(place)
+            _remove_unused(place, unused_after_s)
             step.say(f"done in {time.monotonic() - started:.0f} s")
         return place
 
@@ -227,8 +229,8 @@ def _progress(log: Path, start: int) -> str:
     return f"{len(lines)} lines of output, now {lines[-1].strip()[:60]}" if lines else ""
 
 
-def _remove_unused(place: Path) -> None:
+def _remove_unused(place: Path, after_s: float) -> None:
     now = time.time()
     for sibling in place.parent.iterdir():
-        if sibling != place and now - sibling.stat().st_mtime > _UNUSED_AFTER_S:
+        if sibling != place and now - sibling.stat().st_mtime > after_s:
             shutil.rmtree(sibling, ignore_errors=True)

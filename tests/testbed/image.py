@@ -10,13 +10,16 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.testbed.cache import Cache, Report, Step, digest
+from tests.testbed.cache import Cache, Report, Step, StepError, digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _RECIPE = "1"
 _FILE = "python.erofs"
+
+_UNUSED_AFTER_S = 3600.0
+"""Each is 300 MB, and one that a machine has open outlives its name."""
 
 _LEFT_OUT = ("mypy", "mypyc", "*__mypyc.*.so", "helm_python", "ruff", "pip", "config-*", "test")
 """Big, and used on the host only."""
@@ -46,27 +49,38 @@ def prepare(cache: Cache, directories: Sequence[Path], report: Report) -> Image:
         for directory in directories:
             target = stage / directory.relative_to("/")
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copytree(
-                directory,
-                target,
-                symlinks=True,
-                copy_function=_link_or_copy,
-                ignore=shutil.ignore_patterns(*_LEFT_OUT),
-            )
+            try:
+                shutil.copytree(
+                    directory,
+                    target,
+                    symlinks=True,
+                    copy_function=_link_or_copy,
+                    ignore=shutil.ignore_patterns(*_LEFT_OUT),
+                )
+            except OSError as error:
+                raise StepError(
+                    f"{step.name}: {directory} cannot be copied, or changed meanwhile (is "
+                    f"something being installed?); try again. {error}"
+                ) from error
         step.run(["mkfs.erofs", "--all-root", into / _FILE, stage])
         shutil.rmtree(stage)
 
     key = digest(_RECIPE, *_fingerprint(directories))
-    place = cache.ensure("image", "python", key, report, make)
+    place = cache.ensure("image", "python", key, report, make, unused_after_s=_UNUSED_AFTER_S)
     return Image(place / _FILE, tuple(directories))
 
 
 def _fingerprint(directories: Sequence[Path]) -> Iterator[str]:
-    """Name, size and time of each file: reading 200 MB at every run would be slow."""
+    """Name, size and time of each file: reading 200 MB at every run would be slow.
+
+    Not of compiled files, which Python adds whenever a module is first imported.
+    """
     for directory in directories:
         yield str(directory)
         for path, folders, names in os.walk(directory):
-            folders[:] = sorted(name for name in folders if not _is_left_out(name))
+            folders[:] = sorted(
+                name for name in folders if name != "__pycache__" and not _is_left_out(name)
+            )
             for name in sorted(names):
                 if not _is_left_out(name):
                     state = os.lstat(f"{path}/{name}")

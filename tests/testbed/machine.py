@@ -138,6 +138,8 @@ def run(
     }
     with tempfile.TemporaryDirectory(prefix="ringfence-vm-") as scratch:
         log = log or Path(scratch, "kernel.log")
+        log.unlink(missing_ok=True)
+        complaints = Path(scratch, "qemu.log")
         initrd = Path(scratch, "initrd")
         shares = [qemu.Share(f"share{i}", path) for i, path in enumerate(node.writable)]
         initrd.write_bytes(
@@ -147,9 +149,11 @@ def run(
                 _script(command, cwd, {**_environment(path), **(env or {})}),
             )
         )
-        with _machine(node, initrd, shares, log) as (process, ports):
-            started = time.monotonic()
-            session = _Session(process, ports, end.encode(), sinks, log, started, timeout_s)
+        started = time.monotonic()
+        with _machine(node, initrd, shares, log, complaints) as (process, ports):
+            session = _Session(
+                process, ports, end.encode(), sinks, log, complaints, started, timeout_s
+            )
             status = session.until_exit()
         return VmResult(
             args=list(command),
@@ -170,6 +174,7 @@ class _Session:
     end: bytes
     sinks: Mapping[int, Sink]
     log: Path
+    complaints: Path
     started: float
     timeout_s: float
     boot_s: float = 0.0
@@ -228,7 +233,7 @@ class _Session:
                 return VmPanicError(f"the kernel panicked: {line.strip()}", log)
         if line := next((line for line in log.splitlines() if _GUEST_FAILURE in line), None):
             return VmError(f"the virtual node: {line.partition(_GUEST_FAILURE)[2].strip()}", log)
-        problem = self.process.stderr.read().decode(errors="replace") if self.process.stderr else ""
+        problem = _text(self.complaints)
         return VmError(
             f"the machine ended (qemu status {status}) before the command did. {problem}".strip(),
             log,
@@ -237,9 +242,12 @@ class _Session:
 
 @contextlib.contextmanager
 def _machine(
-    node: Node, initrd: Path, shares: Sequence[qemu.Share], log: Path
+    node: Node, initrd: Path, shares: Sequence[qemu.Share], log: Path, complaints: Path
 ) -> Iterator[tuple[subprocess.Popen[bytes], Mapping[int, socket.socket]]]:
-    """A running QEMU and our ends of its ports. It is gone when the block is left, however."""
+    """A running QEMU and our ends of its ports. It is gone when the block is left, however.
+
+    `complaints` takes what QEMU itself has to say.
+    """
     if shutil.which("qemu-system-x86_64") is None:
         raise VmError("qemu-system-x86_64 is not installed: run tests/testbed/prepare packages", "")
     with contextlib.ExitStack() as stack:
@@ -268,7 +276,7 @@ def _machine(
             ["setpriv", "--pdeathsig", "KILL", *argv],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+            stderr=stack.enter_context(complaints.open("wb")),
             pass_fds=[far.fileno() for far in theirs.values()],
             # A terminal's Ctrl-C is ours to handle.
             start_new_session=True,
@@ -280,8 +288,6 @@ def _machine(
         finally:
             process.kill()
             process.wait()
-            if process.stderr:
-                process.stderr.close()
 
 
 def _append(lsm: str | None) -> str:

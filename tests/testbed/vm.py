@@ -130,7 +130,7 @@ def _node(
         memory_mib=options.memory_mib,
         image=python.file if python else None,
         image_dirs=python.directories if python else (),
-        visible=[PROJECT, *visible],
+        visible=[PROJECT, *([] if python else [cache.root / "venv"]), *visible],
         writable=[out] if out is not None else [],
     )
 
