@@ -22,6 +22,7 @@ from enforcer import layers, slices
 from enforcer.host.lock import HeldError, hold
 from enforcer.host.roots import Roots
 from enforcer.loop import Enforcer
+from enforcer.model import Layer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -52,7 +53,10 @@ def main(argv: Sequence[str]) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     kernel = layers.KernelLayers(options.bpf_objects, options.bpffs, options.sys)
-    kernel.load_gate()
+    if Layer.GATE in options.layers:
+        kernel.load_gate()
+    else:
+        kernel.switch_off()
     roots = Roots(
         sys=options.sys,
         proc=options.proc,
@@ -60,7 +64,12 @@ def _run(options: argparse.Namespace) -> int:
         cgroup=options.cgroup_root,
         share=options.share,
     )
-    enforcer = Enforcer(roots, options.state_dir / slices.FILE, kernel)
+    enforcer = Enforcer(
+        roots,
+        options.state_dir / slices.FILE,
+        kernel,
+        use_dmem=Layer.DMEM in options.layers,
+    )
     support = enforcer.run_pass().support
     _log.info("gate %s, dmem %s, ledger %s", support.gate, support.dmem, support.ledger)
     try:
@@ -152,12 +161,27 @@ def _parser() -> argparse.ArgumentParser:
         help="unix socket to serve",
         metavar="PATH",
     )
+    add(
+        "--layers",
+        type=_layers,
+        default="auto",
+        help='"auto" is every layer the node has; or only some, for tests: gate, dmem, gate,dmem',
+        metavar="LAYERS",
+    )
     add("--metrics-address", default=":9394", help='where to serve metrics, "" is nowhere')
     add("--interval", type=_seconds, default=1.0, help="seconds between passes")
     add("--node-name", default=os.environ.get("NODE_NAME", ""), help="this node, for labels")
     add("--once", action="store_true", help="one pass, then leave")
     add("--unload", action="store_true", help="remove the gate and the ledger, then leave")
     return parser
+
+
+def _layers(text: str) -> frozenset[Layer]:
+    kernel_layers = frozenset({Layer.GATE, Layer.DMEM})
+    names = [layer.value for layer in kernel_layers] if text == "auto" else text.split(",")
+    if not set(names) <= kernel_layers:
+        raise argparse.ArgumentTypeError(f"expected auto, gate, dmem or gate,dmem, found {text!r}")
+    return frozenset(Layer(name) for name in names)
 
 
 def _seconds(text: str) -> float:

@@ -28,9 +28,10 @@ _SENSOR_SECONDS = 5.0
 class Devices:
     """What the node's GPUs are, which of them dmem can limit, and how busy they are."""
 
-    def __init__(self, roots: Roots, kernel: KernelLayers) -> None:
+    def __init__(self, roots: Roots, kernel: KernelLayers, *, use_dmem: bool) -> None:
         self._roots = roots
         self._kernel = kernel
+        self._use_dmem = use_dmem
         self._dmem: dict[str, Why | None] = {}
         self._inventory_due = 0.0
         self._sensors_due = 0.0
@@ -43,6 +44,8 @@ class Devices:
     @property
     def dmem_off(self) -> Why | None:
         """Why a GPU without an entry in ``regions`` has none; None: it has no region at all."""
+        if not self._use_dmem:
+            return Why.SWITCHED_OFF
         return next((why for why in self._dmem.values() if why is not None), None)
 
     @property
@@ -65,7 +68,8 @@ class Devices:
             self._inventory_due = now + _INVENTORY_SECONDS
             self._sensors_due = now
             self._take_inventory()
-            self._probe_dmem()
+            if self._use_dmem:
+                self._probe_dmem()
         if now >= self._sensors_due:
             self._sensors_due = now + _SENSOR_SECONDS
             self.loads = _loads(self._roots, self.gpus)

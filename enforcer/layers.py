@@ -64,6 +64,14 @@ class KernelLayers:
         self.gate_off = None if proven else Why.NOT_PROVEN
         _log_left_out("gate", gate.attached)
 
+    def switch_off(self) -> None:
+        """Use no gate, nor leave a predecessor's acting on limits nobody keeps up to date."""
+        self.gate_off = Why.SWITCHED_OFF
+        try:
+            loader.unload(self._pins)
+        except (BpfError, OSError) as error:
+            self.problems["gate"] = f"gate cannot be removed: {error}"
+
     def attach(self) -> None:
         """Attach what waits for the driver: the ledger, and a gate that had to go without it."""
         if self.maps is None or self.ledger != "none":

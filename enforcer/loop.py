@@ -75,11 +75,13 @@ class _Found:
 class Enforcer:
     """The loop and what it remembers between passes. ``run_pass`` belongs to one thread."""
 
-    def __init__(self, roots: Roots, checkpoint: Path, kernel: KernelLayers) -> None:
+    def __init__(
+        self, roots: Roots, checkpoint: Path, kernel: KernelLayers, *, use_dmem: bool = True
+    ) -> None:
         self._roots = roots
         self._checkpoint = Checkpoint(checkpoint)
         self._kernel = kernel
-        self._devices = Devices(roots, kernel)
+        self._devices = Devices(roots, kernel, use_dmem=use_dmem)
         self._records: dict[str, runtime.ContainerRecord] = {}
         self._reported: frozenset[str] = frozenset()
         self._changed = threading.Condition()

@@ -159,6 +159,7 @@ class Layer(StrEnum):
 class Why(StrEnum):
     """Every reason for which a layer is off, as a label value stable enough to alert on."""
 
+    SWITCHED_OFF = "switched off"
     NOT_LOADED = "gate not loaded"
     NOT_PROVEN = "gate self-test not refused"
     NO_LEDGER = "no ledger for this driver"
