@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Knobs and truths for tests, in /sys/kernel/debug/amdgpu/<PCI name>/, a place
+ * that is the same on every kernel line:
+ *   sim_page_tables        pid, client, tables, bytes of every open drm file
+ *   sim_buffers            place and bytes of what VRAM holds, by allocating task
+ *   sim_move_delay_ms      how long a buffer move takes from now on
+ *   sim_gpu_busy_percent, sim_mem_busy_percent   what sysfs shows
+ *   amdgpu_gpu_recover     reading it "resets" the GPU, as in the real driver
+ *   sim_vm_fault           writing a pasid makes a VM fault of it
+ */
+#include <linux/debugfs.h>
+#include <linux/pid.h>
+#include <linux/seq_file.h>
+
+#include <drm/drm_drv.h>
+#include <drm/drm_file.h>
+#include <drm/drm_print.h>
+
+#include "amdgpu.h"
+
+static struct dentry *sim_root;
+static unsigned int sim_root_users;
+static DEFINE_MUTEX(sim_root_lock);
+
+static int sim_page_tables_show(struct seq_file *m, void *unused)
+{
+	struct amdgpu_device *adev = m->private;
+	struct amdgpu_fpriv *fpriv;
+	pid_t pid;
+
+	mutex_lock(&adev->sim_files_lock);
+	list_for_each_entry(fpriv, &adev->sim_files, sim_node) {
+		rcu_read_lock();
+		pid = pid_nr(rcu_dereference(fpriv->sim_filp->pid));
+		rcu_read_unlock();
+		mutex_lock(&fpriv->vm.sim_lock);
+		seq_printf(m, "pid %d client %llu tables %lu bytes %llu\n", pid,
+			   (u64)fpriv->sim_filp->client_id, fpriv->vm.sim_table_count,
+			   fpriv->vm.sim_table_bytes);
+		mutex_unlock(&fpriv->vm.sim_lock);
+	}
+	mutex_unlock(&adev->sim_files_lock);
+	return 0;
+}
+DEFINE_SHOW_ATTRIBUTE(sim_page_tables);
+
+static int sim_buffers_show(struct seq_file *m, void *unused)
+{
+	struct amdgpu_device *adev = m->private;
+	struct drm_printer p = drm_seq_file_printer(m);
+	struct ttm_resource_manager *man = ttm_manager_type(&adev->mman.bdev, TTM_PL_VRAM);
+
+	if (man)
+		man->func->debug(man, &p);
+	return 0;
+}
+DEFINE_SHOW_ATTRIBUTE(sim_buffers);
+
+static int amdgpu_gpu_recover_show(struct seq_file *m, void *unused)
+{
+	struct amdgpu_device *adev = m->private;
+	struct amdgpu_reset_context context = { .reset_req_dev = adev };
+
+	seq_printf(m, "gpu recover %d\n", amdgpu_device_gpu_recover(adev, NULL, &context));
+	return 0;
+}
+DEFINE_SHOW_ATTRIBUTE(amdgpu_gpu_recover);
+
+static int sim_vm_fault_set(void *data, u64 pasid)
+{
+	struct amdgpu_device *adev = data;
+
+	if (pasid > U16_MAX)
+		return -EINVAL;
+	amdgpu_vm_handle_fault(adev, pasid, 1, 0, 0, ktime_get_ns(), false);
+	return 0;
+}
+DEFINE_DEBUGFS_ATTRIBUTE(sim_vm_fault_fops, NULL, sim_vm_fault_set, "%llu\n");
+
+void amdgpu_debugfs_init(struct amdgpu_device *adev)
+{
+	struct dentry *dir;
+
+	mutex_lock(&sim_root_lock);
+	if (!sim_root_users++)
+		sim_root = debugfs_create_dir("amdgpu", NULL);
+	dir = debugfs_create_dir(pci_name(adev->pdev), sim_root);
+	mutex_unlock(&sim_root_lock);
+	adev->sim_debugfs = dir;
+
+	debugfs_create_file("sim_page_tables", 0444, dir, adev, &sim_page_tables_fops);
+	debugfs_create_file("sim_buffers", 0444, dir, adev, &sim_buffers_fops);
+	debugfs_create_file("amdgpu_gpu_recover", 0444, dir, adev, &amdgpu_gpu_recover_fops);
+	debugfs_create_file("sim_vm_fault", 0200, dir, adev, &sim_vm_fault_fops);
+	debugfs_create_u32("sim_move_delay_ms", 0644, dir, &adev->sim_move_delay_ms);
+	debugfs_create_u32("sim_gpu_busy_percent", 0644, dir, &adev->sim_gpu_busy_percent);
+	debugfs_create_u32("sim_mem_busy_percent", 0644, dir, &adev->sim_mem_busy_percent);
+}
+
+void amdgpu_debugfs_fini(struct amdgpu_device *adev)
+{
+	debugfs_remove_recursive(adev->sim_debugfs);
+	adev->sim_debugfs = NULL;
+	mutex_lock(&sim_root_lock);
+	if (!--sim_root_users) {
+		debugfs_remove_recursive(sim_root);
+		sim_root = NULL;
+	}
+	mutex_unlock(&sim_root_lock);
+}
