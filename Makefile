@@ -45,3 +45,13 @@ check: prepare generate
 	$(PYTHON) -m tests.check.tree shell | xargs -0r shellcheck
 	$(PYTHON) -m tests.check.licences
 	$(PYTHON) -m tests.check.chart
+
+# Every tier of tests; kernels are built on the first run.
+.PHONY: test
+test: prepare generate
+	$(PYTHON) -m tests.tiers $(TIERS)
+
+# Two pods on one simulated GPU, on a kernel with dmem and on one without.
+.PHONY: demo
+demo: prepare generate
+	$(BIN)/ringfence demo

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds the static GPU client that tests put into containers: it knows nothing of Ringfence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.testbed.cache import digest
+
+if TYPE_CHECKING:
+    from tests.testbed.cache import Cache, Report, Step
+
+SOURCE = Path(__file__).parents[1] / "vm" / "client" / "gpuclient.c"
+_FLAGS = ("-static", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread")
+
+
+def prepare(cache: Cache, report: Report) -> Path:
+    """The program, built if its source changed. Raises StepError."""
+
+    def make(into: Path, step: Step) -> None:
+        step.run(["gcc", *_FLAGS, "-o", into / SOURCE.stem, SOURCE])
+
+    key = digest(SOURCE.read_bytes(), *_FLAGS)
+    return cache.ensure("client", SOURCE.stem, key, report, make) / SOURCE.stem

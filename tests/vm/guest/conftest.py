@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures of the tests that run inside the virtual node."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from enforcer.host import dmem
+from enforcer.host.roots import Roots
+from enforcer.inventory import read_inventory
+from tests.vm.guest import node
+from tests.vm.guest.services import CGROUP, Enforcer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from enforcer.model import Gpu
+
+_GUEST = Path("/run/testbed/run.conf")
+_HAS_DMEM = any(name.startswith("drm/") for name in dmem.capacity(CGROUP))
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Nothing here can run outside the virtual node; `make test` brings it up."""
+    return None if _GUEST.exists() else True
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what the booted kernel line has not; the other line runs it."""
+    missing = [item for item in items if item.get_closest_marker("dmem") and not _HAS_DMEM]
+    if missing:
+        config.hook.pytest_deselected(items=missing)
+        items[:] = [item for item in items if item not in missing]
+
+
+@pytest.fixture(scope="session")
+def gpus() -> list[Gpu]:
+    """The GPUs of the node, by PCI address."""
+    found, problems = read_inventory(Roots())
+    assert not problems
+    return sorted(found, key=lambda gpu: gpu.bdf)
+
+
+@pytest.fixture(scope="session")
+def gpu(gpus: list[Gpu]) -> Gpu:
+    return gpus[0]
+
+
+@pytest.fixture(scope="session")
+def client_binary() -> Path:
+    """The static client, built on the host."""
+    return Path(os.environ["RINGFENCE_CLIENT"])
+
+
+@pytest.fixture(scope="session")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the daemons' logs go: out of the guest, if it has a way out."""
+    out = os.environ.get("RINGFENCE_OUT")
+    return Path(out) if out else tmp_path_factory.mktemp("logs")
+
+
+@pytest.fixture
+def pods(client_binary: Path) -> Iterator[node.Pods]:
+    with node.pods(client_binary) as made:
+        yield made
+
+
+class Switch:
+    """One enforcer at a time, restarted when a test wants other layers."""
+
+    def __init__(self, tmp_path_factory: pytest.TempPathFactory, logs: Path) -> None:
+        self._folders = tmp_path_factory
+        self._logs = logs
+        self._running: Enforcer | None = None
+
+    def run(self, layers: str) -> Enforcer:
+        running = self._running
+        if running is None or running.layers != layers or not running.alive():
+            self.end()
+            running = Enforcer(self._folders.mktemp("state"), self._logs, layers)
+            running.give([])
+            running.start()
+            self._running = running
+        return running
+
+    def end(self) -> None:
+        """Stop it and leave nothing of it in the kernel."""
+        if self._running is None:
+            return
+        if self._running.alive():
+            assert self._running.stop() == 0
+        self._running.unload()
+        self._running = None
+
+
+@pytest.fixture(scope="session")
+def switch(tmp_path_factory: pytest.TempPathFactory, logs: Path) -> Iterator[Switch]:
+    made = Switch(tmp_path_factory, logs)
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def enforcer(switch: Switch, pods: node.Pods) -> Enforcer:
+    """A running enforcer with every layer the node has. It outlives the pods of the test."""
+    return switch.run("auto")
+
+
+@pytest.fixture(params=["gate", "auto"])
+def gated(switch: Switch, request: pytest.FixtureRequest) -> Enforcer:
+    """A running enforcer with the gate alone, and with everything."""
+    return switch.run(request.param)
+
+
+@pytest.fixture
+def dmem_alone(switch: Switch) -> Enforcer:
+    """A running enforcer that uses dmem only."""
+    return switch.run("dmem")

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The limits outlive the enforcer, and a new one takes up where the old one was killed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from enforcer.model import MIB
+from tests.vm.guest.node import Pods, slice_of
+from tests.vm.guest.services import CGROUP, Enforcer, gate_limit, ledger, wait_for
+from tests.vm.guest.test_limit import fill, held, tenant
+
+if TYPE_CHECKING:
+    from enforcer.model import Gpu
+
+
+def test_a_tenant_stays_refused_while_no_enforcer_runs(
+    gated: Enforcer, pods: Pods, gpu: Gpu
+) -> None:
+    one = tenant(pods, gated, gpu, 64)
+    first = one.client.kfd_alloc(gpu, 48 * MIB)
+    gated.kill()
+    assert fill(one, "gem", MIB) == 16 * MIB
+    assert one.client.refused(f"kfd-alloc {gpu.kfd_id} 1") == "ENOMEM"
+    one.client.ask(f"kfd-free {first}")
+    assert one.client.refused(f"kfd-alloc {gpu.kfd_id} {48 * MIB + 1}") == "ENOMEM"
+    one.client.kfd_alloc(gpu, 48 * MIB)
+    gated.start()
+    assert ledger(one.container.cgroup_id, gpu.bdf).requested == 64 * MIB
+    assert one.client.refused("gem-create 1 vram") == "ENOMEM"
+
+
+def test_a_new_enforcer_takes_up_slices_ledger_and_limits(
+    enforcer: Enforcer, pods: Pods, gpu: Gpu
+) -> None:
+    old = tenant(pods, enforcer, gpu, 64)
+    old.client.kfd_alloc(gpu, 40 * MIB)
+    enforcer.kill()
+    # A pod that came while nobody ran.
+    pod = pods.pod("late")
+    late = slice_of(pod, "main", gpu, 32, slot=3)
+    pods.slices.append(late)
+    enforcer.give(pods.slices)
+    new = pods.start(pod, late)
+    # And one that went.
+    dead = old.pod.cgroup_id
+    old.container.kill()
+    enforcer.start()
+    held(enforcer, new, gpu)
+    new.client.open(gpu)
+    assert fill(new, f"kfd {gpu.kfd_id}", MIB) == 32 * MIB
+    pods.slices.remove(old.slice)
+    enforcer.give(pods.slices)
+    old.pod.remove()
+    wait_for("the dead pod's limit gone", lambda: gate_limit(dead, gpu.bdf) == "absent")
+
+
+def test_stopping_in_good_order_leaves_the_limits_in_force(
+    enforcer: Enforcer, pods: Pods, gpu: Gpu
+) -> None:
+    one = tenant(pods, enforcer, gpu, 64)
+    assert enforcer.stop() == 0
+    assert fill(one, f"kfd {gpu.kfd_id}", MIB) == 64 * MIB
+    enforcer.start()
+
+
+def test_a_second_enforcer_is_refused_and_disturbs_nothing(
+    enforcer: Enforcer, pods: Pods, gpu: Gpu
+) -> None:
+    one = tenant(pods, enforcer, gpu, 64)
+    second = Enforcer(enforcer.state, enforcer.log.parent, "auto", port=9395)
+    second.spawn()
+    assert second.wait() == 1
+    assert "another enforcer is running" in enforcer.log.read_text()
+    assert fill(one, f"kfd {gpu.kfd_id}", MIB) == 64 * MIB
+
+
+def test_a_checkpoint_of_garbage_changes_no_limit(enforcer: Enforcer, pods: Pods, gpu: Gpu) -> None:
+    one = tenant(pods, enforcer, gpu, 64)
+    (enforcer.state / "slices.json").write_text("{ torn")
+    wait_for(
+        "the problem in the metrics",
+        lambda: "ringfence_problems 0.0" not in (enforcer.metrics() or "ringfence_problems 0.0"),
+    )
+    assert fill(one, f"kfd {gpu.kfd_id}", MIB) == 64 * MIB
+    enforcer.give(pods.slices)
+
+
+def test_unload_leaves_nothing_behind(enforcer: Enforcer, pods: Pods, gpu: Gpu) -> None:
+    one = tenant(pods, enforcer, gpu, 64)
+    assert enforcer.stop() == 0
+    enforcer.unload()
+    pins = CGROUP.parent / "bpf"
+    assert not [path for path in pins.rglob("*") if "ringfence" in str(path)]
+    one.client.gem_create(65 * MIB)
