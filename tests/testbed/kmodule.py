@@ -12,14 +12,14 @@ from tests.testbed.cache import Cache, Report, Step, StepError, digest, digest_f
 from tests.testbed.machine import Driver
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from tests.testbed.kernels import BuiltKernel
 
 SOURCES = Path(__file__).parent / "driver"
 MODULE = "amdgpu.ko"
 
-_RECIPE = "1"
+_RECIPE = "2"
 _SOURCE_NAMES = ("Kbuild", "Makefile", "*.c", "*.h", "*.S")
 
 
@@ -61,18 +61,32 @@ def prepare(
                 f"{step.name}: {MODULE} has no type information; expected pahole (package dwarves) "
                 f"to add it, see {step.log}"
             )
-        (into / "depends").write_text("".join(f"{name}\n" for name in _depends(into / MODULE)))
+        _write_lines(into / "depends", _modinfo(into / MODULE, "depends").strip().split(","))
+        parameters = _modinfo(into / MODULE, "parm").splitlines()
+        _write_lines(into / "parameters", [line.partition(":")[0] for line in parameters])
 
     name = kernel.line if module_btf else f"{kernel.line}-no-btf"
     place = cache.ensure("driver", name, key, report, make)
+    check_options(options or {}, (place / "parameters").read_text().split())
     return Driver(place / MODULE, (place / "depends").read_text().split(), options or {})
 
 
-def _depends(module: Path) -> list[str]:
-    found = subprocess.run(
-        ["modinfo", "-F", "depends", str(module)], check=True, stdout=subprocess.PIPE, text=True
+def check_options(options: Mapping[str, str], parameters: Sequence[str]) -> None:
+    """Raises StepError for an option that is no parameter: the kernel would load and ignore it."""
+    for name in options:
+        if name not in parameters:
+            known = ", ".join(sorted(parameters)) or "none"
+            raise StepError(f"driver: it has no parameter {name!r}; those it has: {known}")
+
+
+def _modinfo(module: Path, field: str) -> str:
+    return subprocess.run(
+        ["modinfo", "-F", field, str(module)], check=True, stdout=subprocess.PIPE, text=True
     ).stdout
-    return [name for name in found.strip().split(",") if name]
+
+
+def _write_lines(path: Path, lines: Sequence[str]) -> None:
+    path.write_text("".join(f"{line}\n" for line in lines if line))
 
 
 def _sections(module: Path) -> set[str]:
