@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from deviceplugin.codec import TO_ALLOCATE, decode_cus, encode_cus
+from deviceplugin.codec import TO_ALLOCATE, AnnotationError, decode_cus, encode_cus
 from deviceplugin.cu import CuLayout, CusExhaustedError, to_bitmap, to_ids
 from deviceplugin.devices import Device, find_device
 from enforcer.model import MIB, ContainerKind, Share, Slice
@@ -27,6 +27,9 @@ TOOL = "libringfence-hsa.so"
 HOOK_IN_CONTAINER = PurePosixPath("/usr/local/ringfence")
 TLS_TUNABLE = "glibc.rtld.optional_static_tls=4096"
 """Room for jemalloc's static TLS beside an auditor (glibc bug 31991)."""
+
+_MOST_CUS = 100_000
+"""More than any GPU has: a checkpoint may name CUs that the GPU in this place lacks today."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +149,24 @@ def _cus(layout: CuLayout, bdf: str, slices: Iterable[Slice]) -> int:
     held = 0
     for item in slices:
         for share in item.shares:
-            if share.bdf != bdf:
-                continue
-            if share.vram_bytes is None:
-                held |= layout.all
-            elif share.cus is not None:
-                held |= to_bitmap(decode_cus(share.cus, layout.count))
+            if share.bdf == bdf:
+                held |= held_cus(share, layout)
     return held
+
+
+def held_cus(share: Share, layout: CuLayout) -> int:
+    """The CUs that a share keeps from others: all for a whole GPU, none for memory alone.
+
+    A list that cannot be read keeps none: it must not keep every other pod off the GPU.
+    """
+    if share.vram_bytes is None:
+        return layout.all
+    if share.cus is None:
+        return 0
+    try:
+        return to_bitmap(decode_cus(share.cus, _MOST_CUS)) & layout.all
+    except AnnotationError:
+        return 0
 
 
 def _check_promises(turn: Turn, device: Device, slices: Sequence[Slice]) -> None:

@@ -59,14 +59,14 @@ class Turn:
             entries = [entry for entry in decode_devices(text) if entry]
         except AnnotationError as error:
             raise self.refuse(f"annotation {TO_ALLOCATE}: {error}") from error
-        position = self.served - blanked(self.pod, len(entries))
-        if not 0 <= position < len(entries):
+        already = blanked(self.pod, len(entries))
+        if not 0 <= already <= self.served:
             raise self.refuse(
                 f"annotation {TO_ALLOCATE}: expected an entry for each of the "
                 f"{len(self.pod.claims)} containers that ask for GPUs ({self.served} served), "
                 f"found {len(entries)}"
             )
-        return entries[position]
+        return entries[self.served - already]
 
     def refuse(self, why: str) -> RefusalError:
         """A refusal that names the pod and this container."""

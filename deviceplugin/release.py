@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from deviceplugin.allocate import held_cus
 from deviceplugin.apiserver import CONFLICT, ApiServerError
 from deviceplugin.codec import (
     BIND_PHASE,
@@ -25,11 +26,11 @@ from deviceplugin.codec import (
     VGPU_NODE,
     AnnotationError,
     blank_entries,
-    decode_cus,
     decode_devices,
     encode_cu_allocated,
     encode_cus,
 )
+from deviceplugin.cu import CuLayout, to_ids
 from deviceplugin.pending import blanked
 from deviceplugin.pod import parse_node
 
@@ -98,20 +99,19 @@ def _remaining(text: str) -> int:
 
 def _cu_allocated(slices: Sequence[Slice], devices: Mapping[str, Device]) -> str | None:
     """The value of ``hami.io/amd-cu-allocated``; None for a pod that only has whole GPUs."""
-    held: dict[str, set[int]] = {}
+    held: dict[str, int] = {}
     sliced = False
     for item in slices:
         for share in item.shares:
             device = devices.get(share.bdf)
             if device is None:
                 continue
-            count = device.gpu.cu_count
-            cus = range(count) if share.cus is None else decode_cus(share.cus, count)
-            held.setdefault(device.id, set()).update(cus)
+            layout = CuLayout(device.gpu.cu_count, device.gpu.cu_per_wgp)
+            held[device.id] = held.get(device.id, 0) | held_cus(share, layout)
             sliced |= share.vram_bytes is not None
     if not sliced:
         return None
-    return encode_cu_allocated({name: encode_cus(cus) for name, cus in held.items()})
+    return encode_cu_allocated({name: encode_cus(to_ids(cus)) for name, cus in held.items() if cus})
 
 
 class Release:

@@ -171,6 +171,10 @@ class DevicePlugin(DevicePluginServicer):
             raise RefusalError("another Allocate takes too long, see the log of ringfence")
         try:
             item = self._give(device_ids, deadline)
+            hook = self._hook_dir if hook_installed(self._hook_dir) else None
+            given = answer(item, self._offer.devices, hook)
+        except KeyError as error:
+            raise RefusalError(f"GPU {error} of the slice is not on this node any more") from error
         except RefusalError as error:
             if error.pod is not None:
                 self._take_back(error.pod)
@@ -178,8 +182,7 @@ class DevicePlugin(DevicePluginServicer):
         finally:
             self._allocating.release()
         self._cache.wake()
-        hook = self._hook_dir if hook_installed(self._hook_dir) else None
-        return container_response(answer(item, self._offer.devices, hook))
+        return container_response(given)
 
     def _give(self, device_ids: Sequence[str], deadline: float) -> Slice:
         """The slice kubelet asks for, in the checkpoint. Raises RefusalError."""

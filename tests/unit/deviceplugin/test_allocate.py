@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given as hypothesis_given
+from hypothesis import strategies as st
+
+from deviceplugin.allocate import answer, decide, held_cus, hook_installed, promised_bytes
+from deviceplugin.cu import CuLayout
+from deviceplugin.pending import Turn, turns
+from deviceplugin.refusal import RefusalError
+from enforcer.model import MIB, ContainerKind, Share, Slice
+
+from .given import (
+    BDF,
+    CREATED,
+    DEVICES,
+    ID,
+    NODE,
+    OTHER,
+    OTHER_ID,
+    claim,
+    device,
+    pod,
+    slice_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from deviceplugin.devices import Device
+    from deviceplugin.pod import Pod
+
+INIT, SIDECAR, APP = ContainerKind.INIT, ContainerKind.SIDECAR, ContainerKind.APP
+
+
+def allocate(
+    one: Pod,
+    slices: Sequence[Slice] = (),
+    devices: Sequence[Device] = DEVICES,
+    device_ids: Sequence[str] = (f"{BDF}#0",),
+) -> Slice:
+    (turn,) = turns([one], NODE, slices)
+    return decide(turn, device_ids, devices, slices, CREATED)
+
+
+def test_a_slice_is_what_the_scheduler_booked() -> None:
+    assert allocate(pod(f"{ID},AMD Instinct MI300X,4096,76:;")) == Slice(
+        pod_uid="uid-pod",
+        namespace="default",
+        pod="pod",
+        container="app",
+        kind=APP,
+        device_ids=(f"{BDF}#0",),
+        shares=(Share(BDF, 4096 * MIB, "0-75"),),
+        created=CREATED,
+    )
+
+
+def test_everything_of_a_gpu_is_the_whole_gpu() -> None:
+    item = allocate(pod(f"{ID},T,196288,304:;"))
+    assert item.shares == (Share(BDF, None, None),)
+
+
+def test_all_memory_with_some_cus_is_a_slice() -> None:
+    assert allocate(pod(f"{ID},T,196288,303:;")).shares == (Share(BDF, 196288 * MIB, "0-302"),)
+
+
+def test_some_memory_with_all_cus_is_a_slice_that_books_them() -> None:
+    assert allocate(pod(f"{ID},T,4096,304:;")).shares == (Share(BDF, 4096 * MIB, "0-303"),)
+
+
+def test_memory_alone_books_no_cus() -> None:
+    assert allocate(pod(f"{ID},T,4096,0:;")).shares == (Share(BDF, 4096 * MIB, None),)
+
+
+def test_one_sliced_gpu_of_two_makes_slices_of_both() -> None:
+    one = pod(f"{ID},T,196288,304:{OTHER_ID},T,1024,10:;", claim(count=2))
+    item = allocate(one, device_ids=(f"{BDF}#0", f"{OTHER}#0"))
+    assert item.shares == (
+        Share(BDF, 196288 * MIB, "0-303"),
+        Share(OTHER, 1024 * MIB, "0-9"),
+    )
+
+
+def test_the_rocr_uuid_and_a_partition_suffix_name_the_gpu_too() -> None:
+    assert allocate(pod("GPU-8eff74b5801bb564#spx,T,1024,10:;")).shares[0].bdf == BDF
+
+
+def test_rdna_cus_are_rounded_up_to_work_group_processors() -> None:
+    rdna = device(gfx_version=110000, cu_count=96)
+    assert allocate(pod(f"{rdna.id},T,1024,3:;"), devices=[rdna]).shares[0].cus == "0-3"
+
+
+REFUSALS = [
+    ("nobody,T,4096,76:;", "expected a GPU of this node .* found 'nobody'"),
+    (f"{ID},T,0,76:;", "expected 1 to 196288 MiB, found 0"),
+    (f"{ID},T,-5,76:;", "expected 1 to 196288 MiB, found -5"),
+    (f"{ID},T,196289,76:;", "expected 1 to 196288 MiB, found 196289"),
+    (f"{ID},T,4096,-1:;", "expected at most 304, found -1"),
+    (f"{ID},T,4096,305:;", "expected at most 304, found 305"),
+    (f"{ID},T,much,76:;", "expected the memory in MiB, found 'much'"),
+    (f"{ID},T,4096:;", "found 3 fields"),
+    (f"{ID},T,4096,76:{OTHER_ID},T,1,1:;", "expected 1 GPUs as kubelet asks, found 2"),
+    (
+        ";",
+        r"expected an entry for each of the 1 containers that ask for GPUs \(0 served\), found 0",
+    ),
+    ("", "found 0"),
+    (f"{ID},T,1,1:;{ID},T,1,1:;", "found 2"),
+    (None, "expected what to give, found none"),
+]
+
+
+@pytest.mark.parametrize(("devices", "complaint"), REFUSALS)
+def test_what_cannot_be_used_is_refused_naming_pod_and_annotation(
+    devices: str | None, complaint: str
+) -> None:
+    with pytest.raises(RefusalError, match=complaint) as caught:
+        allocate(pod(devices))
+    assert "pod default/pod, container app" in str(caught.value)
+    assert "hami.io/amd-devices-to-allocate" in str(caught.value)
+    assert caught.value.pod is not None
+
+
+def test_one_gpu_named_twice_is_refused() -> None:
+    with pytest.raises(RefusalError, match="more than once"):
+        allocate(
+            pod(f"{ID},T,1,1:GPU-8eff74b5801bb564,T,1,1:;", claim(count=2)),
+            device_ids=(f"{BDF}#0", f"{BDF}#1"),
+        )
+
+
+def test_an_unhealthy_gpu_is_refused() -> None:
+    with pytest.raises(RefusalError, match="is unhealthy"):
+        allocate(pod(f"{ID},T,4096,76:;"), devices=[device(healthy=False)])
+
+
+@hypothesis_given(st.text(max_size=60))
+def test_no_annotation_whatsoever_gives_a_whole_gpu_by_accident(text: str) -> None:
+    try:
+        item = allocate(pod(text))
+    except RefusalError:
+        return
+    assert all(share.vram_bytes is not None for share in item.shares)
+
+
+def test_slices_of_different_pods_get_different_cus() -> None:
+    other = slice_of(name="other")
+    assert allocate(pod(f"{ID},T,4096,76:;"), [other]).shares[0].cus == "76-151"
+
+
+def test_too_few_free_cus_are_refused_naming_who_holds_them() -> None:
+    other = slice_of("app", Share(BDF, MIB, "0-302"), name="other")
+    with pytest.raises(RefusalError, match=r"needs 2 CUs, but only 1 are free.*default/other"):
+        allocate(pod(f"{ID},T,4096,2:;"), [other])
+
+
+def test_a_slice_beside_a_whole_gpu_is_refused() -> None:
+    whole = slice_of("app", Share(BDF, None), name="other")
+    with pytest.raises(RefusalError, match="held by default/other"):
+        allocate(pod(f"{ID},T,4096,2:;"), [whole])
+
+
+def test_a_whole_gpu_beside_a_slice_is_refused() -> None:
+    with pytest.raises(RefusalError, match="needs 304 CUs, but only 228 are free"):
+        allocate(pod(f"{ID},T,196288,304:;"), [slice_of(name="other")])
+
+
+def test_more_memory_than_the_gpu_has_is_not_promised() -> None:
+    other = slice_of("app", Share(BDF, 196000 * MIB, "0"), name="other")
+    with pytest.raises(RefusalError, match=r"196289 MiB would be promised.*default/other"):
+        allocate(pod(f"{ID},T,289,2:;"), [other])
+    assert allocate(pod(f"{ID},T,288,2:;"), [other])
+
+
+def test_the_last_byte_can_be_promised_without_cus() -> None:
+    other = slice_of("app", Share(BDF, 196287 * MIB, None), name="other")
+    assert allocate(pod(f"{ID},T,1,304:;"), [other]).shares[0].cus == "0-303"
+
+
+TWO = (claim("init", kind=INIT), claim("app"))
+
+
+def test_an_app_container_takes_over_its_init_containers_cus() -> None:
+    one = pod(f";{ID},T,4096,20:;", *TWO)
+    init = slice_of("init", Share(BDF, 4096 * MIB, "100-109"), kind=INIT)
+    item = allocate(one, [init])
+    assert (item.container, item.shares[0].cus) == ("app", "0-9,100-109")
+
+
+def test_a_whole_gpu_can_follow_an_init_containers_whole_gpu() -> None:
+    one = pod(f";{ID},T,196288,304:;", *TWO)
+    init = slice_of("init", Share(BDF, None), kind=INIT)
+    assert allocate(one, [init]).shares == (Share(BDF, None),)
+
+
+def test_a_sidecars_cus_are_not_its_apps() -> None:
+    one = pod(f";{ID},T,4096,20:;", claim("side", kind=SIDECAR), claim("app"))
+    side = slice_of("side", Share(BDF, MIB, "0-9"), kind=SIDECAR)
+    assert allocate(one, [side]).shares[0].cus == "10-29"
+
+
+def test_two_apps_of_a_pod_get_different_cus() -> None:
+    one = pod(f";{ID},T,4096,20:;", claim("a"), claim("b"))
+    assert allocate(one, [slice_of("a")]).shares[0].cus == "76-95"
+
+
+def test_promises_of_a_pod_are_its_peak() -> None:
+    def of(container: str, mib: int, kind: ContainerKind) -> Slice:
+        return slice_of(container, Share(BDF, mib * MIB), kind=kind)
+
+    items = [
+        of("first", 10, INIT),
+        of("side", 3, SIDECAR),
+        of("second", 9, INIT),
+        of("a", 4, APP),
+        of("b", 1, APP),
+    ]
+    assert promised_bytes(items, DEVICES[0]) == 12 * MIB
+    assert promised_bytes(items, DEVICES[1]) == 0
+    assert promised_bytes([slice_of("a", Share(BDF, None))], DEVICES[0]) == 196288 * MIB
+
+
+@pytest.mark.parametrize("cus", ["9-3", "5-", "0-99999"])
+def test_a_bad_cu_list_in_the_checkpoint_costs_only_itself(cus: str) -> None:
+    layout = CuLayout(304)
+    assert held_cus(Share(BDF, MIB, cus), layout) in {0, layout.all}
+
+
+def test_a_cu_list_of_a_larger_gpu_is_cut_to_this_one() -> None:
+    assert held_cus(Share(BDF, MIB, "2-400"), CuLayout(4)) == 0b1100
+
+
+def test_the_answer_of_a_slice() -> None:
+    given = answer(slice_of(), DEVICES, None)
+    assert given.envs == {
+        "ROCR_VISIBLE_DEVICES": "GPU-8eff74b5801bb564",
+        "HIP_VISIBLE_DEVICES": "0",
+        "HSA_CU_MASK": "0:0-75",
+        "HIP_DEVICE_MEMORY_LIMIT_0": "4096m",
+    }
+    assert given.devices == ("/dev/kfd", "/dev/dri/card0", "/dev/dri/renderD128")
+    assert given.mounts == ()
+
+
+def test_the_answer_of_a_whole_gpu_has_neither_mask_nor_limit_nor_hook(tmp_path: Path) -> None:
+    given = answer(slice_of("app", Share(BDF, None)), DEVICES, tmp_path)
+    assert set(given.envs) == {"ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"}
+    assert given.mounts == ()
+
+
+def test_two_gpus_are_masked_in_the_order_they_are_visible() -> None:
+    item = slice_of("app", Share(OTHER, MIB, "4-5"), Share(BDF, 2 * MIB, None))
+    given = answer(item, DEVICES, None)
+    assert given.envs["ROCR_VISIBLE_DEVICES"] == "GPU-1122334455667788,GPU-8eff74b5801bb564"
+    assert given.envs["HIP_VISIBLE_DEVICES"] == "0,1"
+    assert given.envs["HSA_CU_MASK"] == "0:4-5;1:0-303"
+    assert given.envs["HIP_DEVICE_MEMORY_LIMIT_0"] == "1m"
+    assert given.envs["HIP_DEVICE_MEMORY_LIMIT_1"] == "2m"
+
+
+def test_a_gpu_without_unique_id_goes_by_its_rank() -> None:
+    devices = [device(unique_id=None), device(OTHER)]
+    item = slice_of("app", Share(OTHER, MIB), Share(BDF, MIB))
+    assert answer(item, devices, None).envs["ROCR_VISIBLE_DEVICES"] == "GPU-1122334455667788,0"
+
+
+def test_a_gpu_without_a_card_node_has_its_render_node() -> None:
+    given = answer(slice_of(), [device(card=None)], None)
+    assert given.devices == ("/dev/kfd", "/dev/dri/renderD128")
+
+
+def test_the_hook_is_set_and_mounted_read_only_where_it_is_installed(tmp_path: Path) -> None:
+    given = answer(slice_of(), DEVICES, tmp_path)
+    assert given.envs["LD_AUDIT"] == "/usr/local/ringfence/libringfence-audit.so"
+    assert given.envs["HSA_TOOLS_LIB"] == "/usr/local/ringfence/libringfence-hsa.so"
+    assert given.envs["GLIBC_TUNABLES"] == "glibc.rtld.optional_static_tls=4096"
+    assert given.mounts == ((str(tmp_path), "/usr/local/ringfence"),)
+
+
+def test_half_a_hook_is_none(tmp_path: Path) -> None:
+    assert not hook_installed(tmp_path)
+    (tmp_path / "libringfence-audit.so").touch()
+    assert not hook_installed(tmp_path)
+    (tmp_path / "libringfence-hsa.so").touch()
+    assert hook_installed(tmp_path)
+
+
+def test_a_vanished_gpu_has_no_answer() -> None:
+    with pytest.raises(KeyError):
+        answer(slice_of(), [], None)
+
+
+def test_a_turn_names_its_claim() -> None:
+    assert Turn(pod(None, *TWO), 1).claim.container == "app"

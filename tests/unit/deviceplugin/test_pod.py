@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from deviceplugin.pod import Claim, parse_node, parse_pod
+from enforcer.model import ContainerKind
+
+RESOURCE = "amd.com/gpu"
+
+
+def container(name: str, limits: dict[str, object] | None, **more: object) -> dict[str, object]:
+    return {"name": name, "resources": {"limits": limits}, **more}
+
+
+def pod(**spec: object) -> dict[str, object]:
+    return {
+        "metadata": {
+            "namespace": "default",
+            "name": "pod",
+            "uid": "1",
+            "resourceVersion": "9",
+            "annotations": {"hami.io/bind-phase": "allocating", "other": "x"},
+        },
+        "spec": spec,
+        "status": {"phase": "Pending"},
+    }
+
+
+def test_claims_come_in_the_order_of_kubelets_admission() -> None:
+    parsed = parse_pod(
+        pod(
+            nodeName="node",
+            initContainers=[
+                container("init", {RESOURCE: "1"}),
+                container("side", {RESOURCE: "2"}, restartPolicy="Always"),
+                container("none", None),
+            ],
+            containers=[container("cpu", {"cpu": "1"}), container("app", {RESOURCE: 4})],
+        ),
+        RESOURCE,
+    )
+    assert parsed.claims == (
+        Claim("init", ContainerKind.INIT, 1),
+        Claim("side", ContainerKind.SIDECAR, 2),
+        Claim("app", ContainerKind.APP, 4),
+    )
+    assert parsed.title == "default/pod"
+    assert parsed.annotations == {"hami.io/bind-phase": "allocating"}
+
+
+def test_what_is_no_count_is_no_claim() -> None:
+    for quantity in ("0", "-1", "1.5", "", "2k", None):
+        spec = pod(containers=[container("app", {RESOURCE: quantity})])
+        assert parse_pod(spec, RESOURCE).claims == ()
+
+
+def test_a_bare_pod_is_pending_and_not_deleted() -> None:
+    item: dict[str, object] = {
+        "metadata": {"namespace": "n", "name": "p", "uid": "1", "resourceVersion": "1"}
+    }
+    parsed = parse_pod(item, RESOURCE)
+    assert (parsed.phase, parsed.node, parsed.deleted, parsed.ended) == (
+        "Pending",
+        "",
+        False,
+        False,
+    )
+
+
+def test_a_pod_on_its_way_out_is_deleted() -> None:
+    item = pod()
+    item["metadata"]["deletionTimestamp"] = "2026-01-02T03:04:05Z"  # type: ignore[index]
+    assert parse_pod(item, RESOURCE).deleted
+
+
+def test_a_nodes_lock_is_read_or_none() -> None:
+    def lock_of(value: str | None) -> object:
+        annotations = {} if value is None else {"hami.io/mutex.lock": value}
+        metadata = {"name": "node", "resourceVersion": "1", "annotations": annotations}
+        return parse_node({"metadata": metadata}).lock()
+
+    assert lock_of(None) is None
+    assert lock_of("garbage") is None
+    assert lock_of("2026-01-02T03:04:05Z,default,pod").names("default", "pod")  # type: ignore[attr-defined]
