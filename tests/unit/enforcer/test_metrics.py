@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import urllib.request
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -184,12 +183,3 @@ def test_metrics_are_served_until_stopped(unused_port: int) -> None:
     stop()
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(f"http://{address}/metrics")
-
-
-@pytest.fixture
-def unused_port() -> Any:
-    import socket  # noqa: PLC0415
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

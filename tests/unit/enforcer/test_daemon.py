@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The daemon as a process. Its kernel layers need a kernel that has them: see tests/vm."""
+
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from enforcer.api.client import Client, EnforcerError
+from enforcer.model import Why
+from tests.testbed.trees import GpuSpec, NodeSpec, write_cgroup, write_sys
+
+RUN = "import sys; from enforcer.cli import main; sys.exit(main(sys.argv[1:]))"
+
+
+class Daemon:
+    """A node's directories, and daemons started on it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.socket = directory / "run/ringfence/enforcer.sock"
+        write_sys(directory / "sys", NodeSpec((GpuSpec("0000:03:00.0", 5, 1, 128),)))
+        write_cgroup(directory / "cgroup", controllers="cpu")
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(self, *options: str) -> subprocess.Popen[str]:
+        folders = {
+            "--state-dir": "state",
+            "--sys": "sys",
+            "--proc": "proc",
+            "--run": "run",
+            "--share": "share",
+            "--cgroup-root": "cgroup",
+            "--bpffs": "bpf",
+            "--bpf-objects": "no-objects",
+            "--socket": "run/ringfence/enforcer.sock",
+        }
+        arguments = [part for flag, name in folders.items() for part in (flag, self._path(name))]
+        process = subprocess.Popen(
+            [sys.executable, "-c", RUN, "enforcer", *arguments, "--metrics-address", "", *options],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.started.append(process)
+        return process
+
+    def _path(self, name: str) -> str:
+        return str(self.directory / name)
+
+    def wait_until_serving(self) -> None:
+        deadline = time.monotonic() + 20
+        with Client(self.socket) as client:
+            while True:
+                try:
+                    client.snapshot(1)
+                    return
+                except EnforcerError:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.05)
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    daemon = Daemon(tmp_path)
+    yield daemon
+    for process in daemon.started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def _end(process: subprocess.Popen[str], number: int = signal.SIGTERM) -> tuple[int, str]:
+    process.send_signal(number)
+    _, log = process.communicate(timeout=20)
+    return process.returncode, log
+
+
+def test_one_pass_says_what_the_node_can_hold(daemon: Daemon) -> None:
+    process = daemon.start("--once")
+    _, log = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert f"gate off: {Why.NOT_LOADED}, dmem off: {Why.NO_REGION}, ledger none" in log
+    assert "no such BPF object" in log
+    assert not daemon.socket.exists()
+
+
+def test_it_serves_until_told_to_stop_and_leaves_no_socket(daemon: Daemon) -> None:
+    process = daemon.start()
+    daemon.wait_until_serving()
+    with Client(daemon.socket) as client:
+        assert [gpu.bdf for gpu in client.snapshot(5).gpus] == ["0000:03:00.0"]
+    status, log = _end(process)
+    assert (status, daemon.socket.exists()) == (0, False)
+    assert "the limits stay in force" in log
+
+
+def test_a_second_one_is_refused_and_the_first_serves_on(daemon: Daemon) -> None:
+    daemon.start()
+    daemon.wait_until_serving()
+    second = daemon.start()
+    _, log = second.communicate(timeout=20)
+    assert second.returncode == 1
+    assert "another enforcer is running" in log
+    daemon.wait_until_serving()
+
+
+def test_a_killed_one_is_followed_by_the_next(daemon: Daemon) -> None:
+    for _ in range(2):
+        process = daemon.start()
+        daemon.wait_until_serving()
+        status, _ = _end(process, signal.SIGKILL)
+        assert status == -signal.SIGKILL
+        assert daemon.socket.exists()
+    process = daemon.start()
+    daemon.wait_until_serving()
+    assert _end(process)[0] == 0
+
+
+def test_metrics_are_no_reason_not_to_enforce(daemon: Daemon) -> None:
+    process = daemon.start("--metrics-address", "nowhere")
+    daemon.wait_until_serving()
+    status, log = _end(process)
+    assert status == 0
+    assert "expected [HOST]:PORT, found 'nowhere'; going on without" in log
+
+
+def test_metrics_are_served(daemon: Daemon, unused_port: int) -> None:
+    daemon.start("--metrics-address", f"127.0.0.1:{unused_port}", "--node-name", "node-a")
+    daemon.wait_until_serving()
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{unused_port}/metrics") as answer:
+                text = answer.read().decode()
+            break
+        except OSError:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert 'hami_vgpumonitor_collect_success{node="node-a"} 0.0' in text
+    assert 'ringfence_host_layer{layer="gate",reason="gate not loaded"} 0.0' in text
+
+
+@pytest.mark.parametrize("interval", ["0", "-1", "nan", "inf", "soon"])
+def test_an_interval_that_is_none_is_refused(daemon: Daemon, interval: str) -> None:
+    process = daemon.start("--interval", interval)
+    _, log = process.communicate(timeout=20)
+    assert process.returncode == 2
+    assert "--interval" in log
+
+
+def test_a_place_it_cannot_use_is_named(daemon: Daemon) -> None:
+    (daemon.directory / "run").write_text("")
+    process = daemon.start()
+    _, log = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "run/ringfence: " in log
+
+
+def test_removing_what_is_not_there_is_no_error(daemon: Daemon) -> None:
+    process = daemon.start("--unload")
+    process.communicate(timeout=20)
+    assert process.returncode == 0

@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loop on synthetic trees, without kernel layers: those are proven in the VM."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from enforcer.api.errors import NotFoundError
+from enforcer.host.roots import Roots
+from enforcer.layers import KernelLayers
+from enforcer.loop import Enforcer
+from enforcer.model import ContainerKind, Share, Slice, Why
+from enforcer.slices import write_checkpoint
+from tests.testbed.trees import (
+    ContainerSpec,
+    GpuSpec,
+    NodeSpec,
+    write_bundle,
+    write_cgroup,
+    write_pod,
+    write_sys,
+)
+
+UID = "0f3c1d52-6a0b-4e5a-9d0e-2b1a4c7d8e9f"
+GPU = GpuSpec("0000:03:00.0", kfd_id=5, card=1, render=128)
+TRAIN = ContainerSpec("a" * 64, "train")
+SANDBOX = ContainerSpec("b" * 64, sandbox=True)
+POD = f"kubepods/pod{UID}"
+
+
+def make(container: str, size: int | None = 4096, uid: str = UID) -> Slice:
+    return Slice(
+        uid, "ns", "p", container, ContainerKind.APP, (), (Share(GPU.bdf, size),),
+        "2026-11-29T13:00:00Z",
+    )  # fmt: skip
+
+
+@pytest.fixture
+def roots(tmp_path: Path) -> Roots:
+    write_sys(tmp_path / "sys", NodeSpec((GPU,)))
+    write_cgroup(tmp_path / "cgroup", controllers="cpu", enabled="cpu")
+    return Roots(
+        sys=tmp_path / "sys",
+        proc=tmp_path / "proc",
+        run=tmp_path / "run",
+        cgroup=tmp_path / "cgroup",
+        share=tmp_path / "share",
+    )
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return tmp_path / "slices.json"
+
+
+@pytest.fixture
+def enforcer(tmp_path: Path, roots: Roots, checkpoint: Path) -> Enforcer:
+    kernel = KernelLayers(tmp_path / "no objects", tmp_path / "bpf", roots.sys)
+    return Enforcer(roots, checkpoint, kernel)
+
+
+@pytest.fixture
+def running(enforcer: Enforcer) -> Iterator[Enforcer]:
+    thread = threading.Thread(target=enforcer.run, args=(0.05,))
+    thread.start()
+    yield enforcer
+    enforcer.stop()
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+def test_a_node_without_slices_is_seen_whole(enforcer: Enforcer) -> None:
+    snapshot = enforcer.run_pass()
+    assert [gpu.bdf for gpu in snapshot.gpus] == [GPU.bdf]
+    assert snapshot.containers == ()
+    assert snapshot.problems == ()
+    assert [load.vram_used for load in snapshot.loads] == [0]
+    assert enforcer.snapshot() is snapshot
+
+
+def test_layers_that_are_not_there_say_why(
+    enforcer: Enforcer, roots: Roots, checkpoint: Path
+) -> None:
+    write_checkpoint(checkpoint, [make("train")])
+    write_pod(roots.cgroup, POD, (TRAIN,), "{}")
+    write_bundle(roots.run, TRAIN)
+    snapshot = enforcer.run_pass()
+    assert snapshot.support.gate.reason == Why.NOT_LOADED
+    assert snapshot.support.dmem.reason == Why.NO_REGION
+    assert [(row.container, row.limit) for row in snapshot.containers] == [
+        ("", 4096),
+        ("train", 4096),
+    ]
+    assert {str(state) for row in snapshot.containers for state in row.layers} == {
+        f"off: {Why.NOT_LOADED}",
+        f"off: {Why.NO_REGION}",
+    }
+
+
+def test_a_container_is_held_to_the_smallest_slice_until_it_is_named(
+    enforcer: Enforcer, roots: Roots, checkpoint: Path
+) -> None:
+    write_checkpoint(checkpoint, [make("train", 8192), make("infer", 4096)])
+    write_pod(roots.cgroup, POD, (TRAIN, SANDBOX), "{}")
+    write_bundle(roots.run, SANDBOX)
+    rows = {row.container: row.limit for row in enforcer.run_pass().containers}
+    assert rows == {"": 12288, TRAIN.id: 4096}
+    write_bundle(roots.run, TRAIN)
+    rows = {row.container: row.limit for row in enforcer.run_pass().containers}
+    assert rows == {"": 12288, "train": 8192}
+
+
+def test_a_half_written_bundle_costs_only_its_container(
+    enforcer: Enforcer, roots: Roots, checkpoint: Path
+) -> None:
+    other = ContainerSpec("c" * 64, "infer")
+    write_checkpoint(checkpoint, [make("train", 8192), make("infer", 4096)])
+    write_pod(roots.cgroup, POD, (TRAIN, other), "{}")
+    for one in (TRAIN, other):
+        write_bundle(roots.run, one)
+    path = roots.run / f"containerd/io.containerd.runtime.v2.task/k8s.io/{TRAIN.id}/config.json"
+    path.write_text(path.read_text()[:20])
+    snapshot = enforcer.run_pass()
+    assert {row.container: row.limit for row in snapshot.containers} == {
+        "": 12288,
+        TRAIN.id: 4096,
+        "infer": 4096,
+    }
+    assert [TRAIN.id in problem for problem in snapshot.problems] == [True]
+
+
+@pytest.mark.parametrize("broken", ["checkpoint", "entry"])
+def test_a_bad_checkpoint_costs_no_slice_that_is_held(
+    enforcer: Enforcer, roots: Roots, checkpoint: Path, broken: str
+) -> None:
+    write_checkpoint(checkpoint, [make("train")])
+    write_pod(roots.cgroup, POD, (), "{}")
+    enforcer.run_pass()
+    if broken == "checkpoint":
+        checkpoint.write_text("{")
+    else:
+        text = checkpoint.read_text()
+        checkpoint.write_text(text.replace('"slices": [', '"slices": [{"pod_uid": 7},'))
+    snapshot = enforcer.run_pass()
+    assert [row.limit for row in snapshot.containers] == [4096]
+    assert [str(checkpoint) in problem for problem in snapshot.problems] == [True]
+
+
+def test_a_container_that_went_has_no_row(
+    enforcer: Enforcer, roots: Roots, checkpoint: Path
+) -> None:
+    write_checkpoint(checkpoint, [make("train")])
+    write_pod(roots.cgroup, POD, (), "{}")
+    assert len(enforcer.run_pass().containers) == 1
+    for path in (roots.cgroup / POD).iterdir():
+        path.unlink()
+    (roots.cgroup / POD).rmdir()
+    assert enforcer.run_pass().containers == ()
+
+
+def test_a_cgroup1_host_is_told_and_does_not_stop_the_rest(
+    enforcer: Enforcer, roots: Roots, checkpoint: Path
+) -> None:
+    write_checkpoint(checkpoint, [make("train")])
+    (roots.cgroup / "cgroup.controllers").unlink()
+    snapshot = enforcer.run_pass()
+    assert len(snapshot.gpus) == 1
+    assert any("expected a cgroup2 mount" in problem for problem in snapshot.problems)
+    assert snapshot.containers == ()
+
+
+def test_gpus_are_looked_at_again_only_when_told(enforcer: Enforcer, roots: Roots) -> None:
+    enforcer.run_pass()
+    (roots.sys / "class/kfd/kfd/topology/nodes/1/gpu_id").unlink()
+    assert len(enforcer.run_pass().gpus) == 1
+    enforcer.devices_changed()
+    snapshot = enforcer.run_pass()
+    assert snapshot.gpus == ()
+    assert "KFD node 1" in snapshot.problems[0]
+
+
+def test_a_problem_is_logged_when_it_comes_and_when_it_goes(
+    enforcer: Enforcer, checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    write_checkpoint(checkpoint, [])
+    enforcer.run_pass()
+    checkpoint.write_text("{")
+    for _ in range(3):
+        enforcer.run_pass()
+    write_checkpoint(checkpoint, [])
+    enforcer.run_pass()
+    told = [record.message for record in caplog.records if "slices.json" in record.message]
+    assert len(told) == 2
+    assert told[1].startswith("no longer: ")
+
+
+def test_prepare_reads_a_slice_written_just_before(
+    running: Enforcer, roots: Roots, checkpoint: Path
+) -> None:
+    write_pod(roots.cgroup, POD, (), "{}")
+    write_checkpoint(checkpoint, [make("train")])
+    ((protection, whole),) = running.prepare(UID, "train", 5)
+    assert (protection.path, protection.bdf, protection.held, whole) == (POD, GPU.bdf, False, False)
+
+
+def test_prepare_says_which_shares_are_whole(
+    running: Enforcer, roots: Roots, checkpoint: Path
+) -> None:
+    write_pod(roots.cgroup, POD, (), "{}")
+    write_checkpoint(checkpoint, [make("train", None)])
+    assert [whole for _, whole in running.prepare(UID, "train", 5)] == [True]
+
+
+def test_prepare_of_an_unknown_slice_fails_at_once(running: Enforcer, checkpoint: Path) -> None:
+    write_checkpoint(checkpoint, [make("train")])
+    start = time.monotonic()
+    with pytest.raises(NotFoundError, match=f"'infer' of pod {UID}"):
+        running.prepare(UID, "infer", 5)
+    assert time.monotonic() - start < 2
+
+
+def test_prepare_waits_for_the_pods_cgroup(
+    running: Enforcer, roots: Roots, checkpoint: Path
+) -> None:
+    write_checkpoint(checkpoint, [make("train")])
+    timer = threading.Timer(0.4, write_pod, (roots.cgroup, POD, (), "{}"))
+    timer.start()
+    try:
+        assert len(running.prepare(UID, "train", 5)) == 1
+    finally:
+        timer.join()
+
+
+def test_prepare_gives_up_when_the_pods_cgroup_does_not_come(
+    running: Enforcer, checkpoint: Path
+) -> None:
+    write_checkpoint(checkpoint, [make("train")])
+    with pytest.raises(NotFoundError, match=f"no cgroup of pod {UID} after 0.3 s"):
+        running.prepare(UID, "train", 0.3)
+
+
+def test_many_may_prepare_at_once(running: Enforcer, roots: Roots, checkpoint: Path) -> None:
+    uids = [UID.replace("0f3c1d52", f"{index:08x}") for index in range(16)]
+    write_checkpoint(checkpoint, [make("train", uid=uid) for uid in uids])
+    for uid in uids:
+        write_pod(roots.cgroup, f"kubepods/pod{uid}", (), "{}")
+    found: dict[str, str] = {}
+
+    def prepare(uid: str) -> None:
+        ((protection, _),) = running.prepare(uid, "train", 10)
+        found[uid] = protection.path
+
+    threads = [threading.Thread(target=prepare, args=(uid,)) for uid in uids]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {uid: f"kubepods/pod{uid}" for uid in uids}
+
+
+def test_prepare_fails_in_time_when_the_loop_does_not_run(enforcer: Enforcer) -> None:
+    with pytest.raises(TimeoutError):
+        enforcer.prepare(UID, "train", 0.2)
+
+
+def test_a_pass_that_fails_does_not_end_the_loop(
+    running: Enforcer, roots: Roots, checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_checkpoint(checkpoint, [make("train")])
+    write_pod(roots.cgroup, POD, (), "{}")
+    assert len(running.prepare(UID, "train", 5)) == 1
+    devices, running._devices = running._devices, None  # type: ignore[assignment]
+    with pytest.raises(TimeoutError):
+        running.prepare(UID, "train", 0.3)
+    running._devices = devices
+    assert len(running.prepare(UID, "train", 5)) == 1
+    assert any(record.message == "pass failed" for record in caplog.records)
+
+
+def test_a_pass_over_a_full_node_takes_less_than_20_ms(tmp_path: Path, checkpoint: Path) -> None:
+    gpus = tuple(
+        GpuSpec(f"0000:{bus:02x}:00.0", kfd_id=bus, card=bus, render=128 + bus)
+        for bus in range(1, 9)
+    )
+    write_sys(tmp_path / "full", NodeSpec(gpus))
+    write_cgroup(tmp_path / "tree", controllers="cpu")
+    slices = []
+    for index in range(80):
+        uid = UID.replace("0f3c1d52", f"{index:08x}")
+        container = ContainerSpec(f"{index:064x}", "train")
+        write_pod(tmp_path / "tree", f"kubepods/pod{uid}", (container,), "{}")
+        write_bundle(tmp_path / "run", container)
+        slices.append(make("train", uid=uid))
+    write_checkpoint(checkpoint, slices)
+    roots = Roots(
+        sys=tmp_path / "full", cgroup=tmp_path / "tree", run=tmp_path / "run", share=tmp_path
+    )
+    kernel = KernelLayers(tmp_path, tmp_path, roots.sys)
+    enforcer = Enforcer(roots, checkpoint, kernel)
+    first = enforcer.run_pass()
+    assert len(first.containers) == 160
+    fastest = min(enforcer.run_pass().pass_seconds for _ in range(10))
+    assert fastest < 0.020
