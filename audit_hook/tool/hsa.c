@@ -35,7 +35,10 @@ struct agent {
 	uint32_t mask[RF_MASK_WORDS];
 };
 
-/* A pool or region: ROCr names the same memory by either. */
+/*
+ * A pool is also a region, under the same handle; the regions of a GPU agent are no list of its own
+ * memory, because the host's are among them.
+ */
 struct pool {
 	uint64_t handle;
 	int gpu;
@@ -44,7 +47,6 @@ struct pool {
 struct originals {
 	hsa_iterate_agents_t iterate_agents;
 	hsa_get_info_t agent_get_info;
-	hsa_agent_iterate_t agent_iterate_regions;
 	hsa_get_info_t region_get_info;
 	hsa_agent_iterate_t agent_iterate_pools;
 	hsa_get_info_t pool_get_info;
@@ -260,6 +262,36 @@ static hsa_status region_get_info(struct hsa_handle region, uint32_t attribute, 
 	return status;
 }
 
+/*
+ * What a process may not use it is not shown: HIP takes a GPU it sees but cannot allocate on for a
+ * reason to crash, and one it does not see for "no device".
+ */
+static bool shown(const struct agent *agent)
+{
+	return agent->gpu != RF_GPU_FOREIGN && limits->source != RF_LIMIT_BROKEN;
+}
+
+struct visitor {
+	hsa_visit_t visit;
+	void *data;
+};
+
+static hsa_status visit_if_shown(struct hsa_handle handle, void *data)
+{
+	const struct visitor *visitor = data;
+	const struct agent *agent = find_agent(handle.handle);
+
+	return agent && !shown(agent) ? HSA_SUCCESS : visitor->visit(handle, visitor->data);
+}
+
+static hsa_status iterate_agents(hsa_visit_t visit, void *data)
+{
+	struct visitor visitor = { visit, data };
+
+	return visit ? rocr.iterate_agents(visit_if_shown, &visitor) :
+		       rocr.iterate_agents(visit, data);
+}
+
 static hsa_status agent_get_info(struct hsa_handle handle, uint32_t attribute, void *ret)
 {
 	hsa_status status = rocr.agent_get_info(handle, attribute, ret);
@@ -423,17 +455,6 @@ static hsa_status visit_pool(struct hsa_handle handle, void *data)
 	return HSA_SUCCESS;
 }
 
-static hsa_status visit_region(struct hsa_handle handle, void *data)
-{
-	uint32_t segment = UINT32_MAX;
-
-	rocr.region_get_info(handle, HSA_REGION_SEGMENT, &segment);
-	if (segment == HSA_SEGMENT_GLOBAL && gpu_of_pool(handle.handle) == NOT_A_GPU &&
-	    pool_count < MAX_POOLS)
-		pools[pool_count++] = (struct pool){ handle.handle, *(int *)data };
-	return HSA_SUCCESS;
-}
-
 static hsa_status visit_agent(struct hsa_handle handle, void *data)
 {
 	struct agent *agent = &agents[agent_count];
@@ -455,7 +476,6 @@ static hsa_status visit_agent(struct hsa_handle handle, void *data)
 		read_mask(agent, handle);
 	agent_count++;
 	rocr.agent_iterate_pools(handle, visit_pool, &agent->gpu);
-	rocr.agent_iterate_regions(handle, visit_region, &agent->gpu);
 	return HSA_SUCCESS;
 }
 
@@ -508,14 +528,13 @@ static void read_originals(struct hsa_table *core, struct hsa_table *amd)
 {
 	KEEP(core, CORE_ITERATE_AGENTS, iterate_agents);
 	KEEP(core, CORE_AGENT_GET_INFO, agent_get_info);
-	KEEP(core, CORE_AGENT_ITERATE_REGIONS, agent_iterate_regions);
-	KEEP(core, CORE_REGION_GET_INFO, region_get_info);
 	KEEP(amd, AMD_AGENT_ITERATE_MEMORY_POOLS, agent_iterate_pools);
 	KEEP(amd, AMD_MEMORY_POOL_GET_INFO, pool_get_info);
 }
 
 static void replace(struct hsa_table *core, struct hsa_table *amd, const struct layout *layout)
 {
+	SWAP(core, CORE_ITERATE_AGENTS, iterate_agents, iterate_agents);
 	SWAP(core, CORE_AGENT_GET_INFO, agent_get_info, agent_get_info);
 	SWAP(core, CORE_REGION_GET_INFO, region_get_info, region_get_info);
 	SWAP(core, CORE_MEMORY_ALLOCATE, memory_allocate, memory_allocate);
@@ -584,6 +603,8 @@ EXPORT bool OnLoad(void *table, uint64_t runtime_version, uint64_t failed_count,
 	rocr = (struct originals){ 0 };
 	read_originals(api->core, api->amd);
 	rocr.iterate_agents(visit_agent, NULL);
+	if (!rf_ledger_usable())
+		limits->source = RF_LIMIT_BROKEN;
 	replace(api->core, api->amd, &layout);
 	loaded = true;
 	return true;

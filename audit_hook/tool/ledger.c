@@ -299,7 +299,7 @@ static bool prepare(void)
 			rf_log(RF_LOG_ERROR, RF_LOG_LEDGER,
 			       "ledger " RF_LEDGER_DIR "/" RF_LEDGER_NAME
 			       ": %s; it must be a writable file of the version in its name, so no "
-			       "GPU memory is given out: ask the administrator to look at the mount",
+			       "GPU is shown: ask the administrator to look at the mount",
 			       strerror(errno));
 			ledger.failed = true;
 			return false;
@@ -515,6 +515,16 @@ uint64_t rf_ledger_used(uint64_t pci)
 	}
 	pthread_mutex_unlock(&ledger.lock);
 	return used;
+}
+
+bool rf_ledger_usable(void)
+{
+	bool usable;
+
+	pthread_mutex_lock(&ledger.lock);
+	usable = prepare() || !ledger.required;
+	pthread_mutex_unlock(&ledger.lock);
+	return usable;
 }
 
 void rf_ledger_forget_pools(void)

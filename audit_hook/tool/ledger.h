@@ -75,6 +75,9 @@ struct rf_charge {
  */
 void rf_ledger_configure(bool required);
 
+/* False where the books are required and cannot be kept; a line on stderr has said why. */
+bool rf_ledger_usable(void);
+
 /* Adds to this process's entry if the container stays within the limit; *used is what was held. */
 enum rf_verdict rf_ledger_charge(const struct rf_charge *charge, uint64_t *used);
 void rf_ledger_give_back(uint64_t pci, enum rf_book book, uint64_t bytes);

@@ -37,7 +37,7 @@ static bool read_file(void)
 		limits.source = RF_LIMIT_BROKEN;
 		rf_log(RF_LOG_ERROR, RF_LOG_BROKEN,
 		       "slice " RF_SLICE_PATH
-		       ": %s; no GPU memory is given out: ask the administrator to look at the mount",
+		       ": %s; no GPU is shown: ask the administrator to look at the mount",
 		       strerror((int)-size));
 		return true;
 	}
@@ -47,7 +47,7 @@ static bool read_file(void)
 		rf_log(RF_LOG_ERROR, RF_LOG_BROKEN,
 		       "slice " RF_SLICE_PATH
 		       ":%d: expected a slice file of version %d, found something else; no GPU "
-		       "memory is given out: ask the administrator to restart the pod",
+		       "is shown: ask the administrator to restart the pod",
 		       line, RF_SLICE_VERSION);
 		return true;
 	}
@@ -132,7 +132,7 @@ int rf_limits_find(const struct rf_limits *in, uint64_t pci)
 
 /*
  * A variable counts as the pod spec has it; a process may lower its own limit, not raise it.
- * 0 means no limit, as HAMi's users know it; what cannot be read means nothing is given out.
+ * 0 means no limit, as HAMi's users know it; what cannot be read means that no GPU is shown.
  */
 static uint64_t limit_of(uint32_t index)
 {
@@ -155,8 +155,9 @@ static uint64_t limit_of(uint32_t index)
 		if (!rf_parse_size(value, strlen(value), &bytes)) {
 			rf_log(RF_LOG_ERROR, RF_LOG_BROKEN,
 			       "GPU %u: %s is \"%.40s\", expected digits with an optional K, M, G "
-			       "or T; no memory of this GPU is given out: correct the variable",
+			       "or T; no GPU is shown: correct the variable",
 			       index, values[i][0] ? name : MEMORY_LIMIT, value);
+			limits.source = RF_LIMIT_BROKEN;
 			return 0;
 		}
 		if (bytes && bytes < limit)
