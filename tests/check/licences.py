@@ -15,7 +15,7 @@ from tests.check.tree import first_line, tracked
 
 _TAG = re.compile(r"SPDX-License-Identifier: ([A-Za-z0-9.-]+(?: (?:AND|OR|WITH) [A-Za-z0-9.-]+)*)")
 _SUFFIXES = {
-    ".c", ".h", ".py", ".pyi", ".sh", ".proto", ".map", ".mk", ".toml", ".tpl", ".yaml", ".yml",
+    ".c", ".cc", ".h", ".py", ".pyi", ".sh", ".proto", ".map", ".mk", ".toml", ".tpl", ".yaml", ".yml",
 }  # fmt: skip
 _NAMES = {"Makefile", "Kbuild", ".clang-format", ".editorconfig"}
 _KERNEL = (Path("bpf"), Path("tests/testbed/driver"))

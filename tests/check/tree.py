@@ -37,8 +37,8 @@ def is_shell(path: Path) -> bool:
 
 
 def is_c(path: Path) -> bool:
-    """Whether a file is C, or a C header."""
-    return path.suffix in {".c", ".h"}
+    """Whether a file is C or C++, or a header of either."""
+    return path.suffix in {".c", ".cc", ".h"}
 
 
 def main(arguments: list[str]) -> int:

@@ -60,11 +60,11 @@ def test_a_shell_script_is_known_by_its_first_line(tmp_path: Path, line: str, sh
 def test_c_and_headers_are_listed_for_xargs(
     checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("a.c", "include/b.h", "c.py"):
+    for name in ("a.c", "a.cc", "include/b.h", "c.py"):
         _add(checkout, name, "")
     monkeypatch.chdir(checkout)
     assert tree.main(["c"]) == 0
-    assert capsys.readouterr().out == "a.c\0include/b.h\0"
+    assert capsys.readouterr().out == "a.c\0a.cc\0include/b.h\0"
 
 
 def test_an_unknown_kind_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
