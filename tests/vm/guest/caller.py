@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process in a cgroup of its own choosing that makes the driver's calls word by word.
+
+The static client makes well-formed calls; this one also makes those no library would.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import mmap
+import multiprocessing
+import os
+import struct
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from pathlib import Path
+    from typing import Self
+
+KFD_ALLOC: Final = 0xC0284B16
+KFD_FREE: Final = 0x40084B17
+KFD_ACQUIRE_VM: Final = 0x40084B15
+GEM_CREATE: Final = 0xC0206440
+GEM_CLOSE: Final = 0x40086409
+GEM_OP: Final = 0xC0186450
+DUMB_CREATE: Final = 0xC02064B2
+ALLOC_VRAM: Final = 1 << 0
+ALLOC_GTT: Final = 1 << 1
+ALLOC_WRITABLE: Final = 1 << 31
+ALLOC_AQL: Final = 1 << 27
+DOMAIN_GTT: Final = 2
+DOMAIN_VRAM: Final = 4
+SET_PLACEMENT: Final = 1
+
+_PAGE: Final = 4096
+
+
+class Driver:
+    """Raw calls. Each returns the arguments as the driver left them; OSError if refused."""
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._files: dict[str, int] = {}
+        self._next_va = 1 << 32
+
+    def open(self, path: str) -> None:
+        self._files[path] = os.open(path, os.O_RDWR)
+
+    def call(self, path: str, command: int, arguments: bytes) -> bytes:
+        """The call with its arguments in memory that is resident."""
+        buffer = ctypes.create_string_buffer(arguments, max(len(arguments), 256))
+        return self._call(path, command, buffer)[: len(arguments)]
+
+    def call_unread(self, path: str, command: int, arguments: bytes) -> None:
+        """The call with its arguments in a file's page this process has never touched."""
+        memory = os.memfd_create("arguments")
+        os.write(memory, arguments.ljust(_PAGE, b"\0"))
+        window = (ctypes.c_char * _PAGE).from_buffer(mmap.mmap(memory, _PAGE))
+        os.close(memory)
+        self._call(path, command, window)
+
+    def _call(self, path: str, command: int, memory: ctypes.Array[ctypes.c_char]) -> bytes:
+        result = self._libc.ioctl(
+            self._files[path], ctypes.c_ulong(command), ctypes.c_void_p(ctypes.addressof(memory))
+        )
+        if result < 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+        return memory.raw
+
+    def acquire(self, render: str, kfd_id: int) -> None:
+        self.call("/dev/kfd", KFD_ACQUIRE_VM, struct.pack("=II", self._files[render], kfd_id))
+
+    def kfd_alloc(
+        self, kfd_id: int, size: int, flags: int = ALLOC_VRAM, command: int = KFD_ALLOC
+    ) -> int:
+        arguments = self.kfd_arguments(kfd_id, size, flags)
+        return int(struct.unpack_from("=Q", self.call("/dev/kfd", command, arguments), 16)[0])
+
+    def kfd_arguments(self, kfd_id: int, size: int, flags: int = ALLOC_VRAM) -> bytes:
+        self._next_va += 1 << 36
+        return struct.pack("=QQQQII", self._next_va, size, 0, 0, kfd_id, flags | ALLOC_WRITABLE)
+
+    def kfd_free(self, handle: int) -> None:
+        self.call("/dev/kfd", KFD_FREE, struct.pack("=Q", handle))
+
+    def gem_create(
+        self, path: str, size: int, domains: int = DOMAIN_VRAM, command: int = GEM_CREATE
+    ) -> int:
+        arguments = struct.pack("=QQQQ", size, 0, domains, 0)
+        return int(struct.unpack_from("=I", self.call(path, command, arguments))[0])
+
+    def gem_close(self, path: str, handle: int) -> None:
+        self.call(path, GEM_CLOSE, struct.pack("=II", handle, 0))
+
+    def set_placement(self, path: str, handle: int, domains: int) -> None:
+        self.call(path, GEM_OP, struct.pack("=IIQII", handle, SET_PLACEMENT, domains, 0, 0))
+
+    def dumb_create(self, path: str, width: int, height: int, bpp: int) -> int:
+        arguments = struct.pack("=IIIIIIQ", height, width, bpp, 0, 0, 0, 0)
+        return int(struct.unpack_from("=I", self.call(path, DUMB_CREATE, arguments), 16)[0])
+
+    def storm(self, path: str, calls: int) -> int:
+        """So many creations of one page, as fast as they go; how many were refused."""
+        refused = 0
+        for _ in range(calls):
+            try:
+                self.gem_create(path, _PAGE)
+            except OSError:
+                refused += 1
+        return refused
+
+    def race(self, path: str, size: int, threads: int) -> int:
+        """So many threads ask for one buffer each at once; how many got one."""
+        got: list[int] = []
+        start = threading.Barrier(threads)
+
+        def ask() -> None:
+            start.wait()
+            with contextlib.suppress(OSError):
+                got.append(self.gem_create(path, size))
+
+        asking = [threading.Thread(target=ask) for _ in range(threads)]
+        for thread in asking:
+            thread.start()
+        for thread in asking:
+            thread.join()
+        return len(got)
+
+
+class Caller:
+    """A process in ``cgroup`` with a Driver; ``caller.do("kfd_alloc", ...)``."""
+
+    def __init__(self, cgroup: Path) -> None:
+        context = multiprocessing.get_context("fork")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, cgroup))
+        self._process.start()
+        theirs.close()
+        assert self._connection.recv() == "ready"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def do(self, method: str, *arguments: Any, **named: Any) -> Any:
+        """What the Driver's method returns. Raises its OSError."""
+        self._connection.send((method, arguments, named))
+        outcome, value = self._connection.recv()
+        if outcome == "error":
+            raise OSError(value, os.strerror(value))
+        return value
+
+    def refused(self, method: str, *arguments: Any, **named: Any) -> str:
+        """Name of the errno the method ends with, "" if it succeeds."""
+        try:
+            self.do(method, *arguments, **named)
+        except OSError as error:
+            return errno.errorcode[error.errno or 0]
+        return ""
+
+    def kill(self) -> None:
+        """SIGKILL, waited for."""
+        self._process.kill()
+        self._process.join()
+
+    def end(self) -> None:
+        """An orderly exit, waited for; harmless if it has ended."""
+        if not self._connection.closed:
+            with contextlib.suppress(BrokenPipeError):
+                self._connection.send(None)
+            self._process.join(60)
+            self._connection.close()
+
+
+def _serve(connection: Connection, cgroup: Path) -> None:
+    (cgroup / "cgroup.procs").write_text(str(os.getpid()))
+    driver = Driver()
+    connection.send("ready")
+    while (request := connection.recv()) is not None:
+        method, arguments, named = request
+        try:
+            connection.send(("ok", getattr(driver, method)(*arguments, **named)))
+        except OSError as error:
+            connection.send(("error", error.errno))
