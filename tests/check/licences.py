@@ -14,9 +14,9 @@ from pathlib import Path
 from tests.check.tree import first_line, tracked
 
 _TAG = re.compile(r"SPDX-License-Identifier: ([A-Za-z0-9.-]+(?: (?:AND|OR|WITH) [A-Za-z0-9.-]+)*)")
-_SUFFIXES = {
-    ".c", ".cc", ".h", ".py", ".pyi", ".sh", ".proto", ".map", ".mk", ".toml", ".tpl", ".yaml", ".yml",
-}  # fmt: skip
+_SUFFIXES = frozenset(
+    ".c .cc .h .map .mk .proto .py .pyi .sh .toml .tpl .yaml .yml".split()  # noqa: SIM905
+)
 _NAMES = {"Makefile", "Kbuild", ".clang-format", ".editorconfig"}
 _KERNEL = (Path("bpf"), Path("tests/testbed/driver"))
 _LINES = 5
