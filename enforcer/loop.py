@@ -280,7 +280,8 @@ class Enforcer:
                     maximum[path] = dmem.maximum(found.root / path)
                 except FileError:
                     continue
-            for path in {above for limit in wanted for above in ancestors(limit.path)}:
+            lacking = {limit.path for limit in wanted} - maximum.keys()
+            for path in {above for below in lacking for above in ancestors(below)}:
                 if "dmem" in (cgroups.subtree_controllers(found.root, path) or ()):
                     parents.add(path)
         idle = frozenset(key for key, row in ledger.items() if row.empty)

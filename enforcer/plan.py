@@ -111,7 +111,7 @@ class Actual:
     maximum: Mapping[str, Mapping[str, int | None]] = field(default_factory=dict)
     """``dmem.max`` by cgroup path, for the cgroups that have one."""
     dmem_parents: frozenset[str] = frozenset()
-    """The cgroups that hand dmem to their children."""
+    """The cgroups that hand dmem to their children, of those above a cgroup without dmem.max."""
     live: Mapping[int, int] | None = None
     """Id of each pod and container cgroup and of its pod's; None: the walk was not complete."""
 
@@ -189,10 +189,13 @@ def _plan_dmem(wanted: Sequence[Limit], actual: Actual) -> list[Action]:
         size = dmem_value(limit)
         if size is None and limit.path not in actual.maximum:
             continue
-        for path in ancestors(limit.path):
-            if path not in actual.dmem_parents:
-                enable.setdefault(path, EnableDmem(path))
-        now = actual.maximum.get(limit.path, {})
+        now = actual.maximum.get(limit.path)
+        if now is None:
+            # With a dmem.max in the cgroup every one above it hands the controller down.
+            for path in ancestors(limit.path):
+                if path not in actual.dmem_parents:
+                    enable.setdefault(path, EnableDmem(path))
+            now = {}
         if region not in now or now[region] != size:
             sizes.append(SetDmem(limit.path, limit.bdf, region, size))
     return [*enable.values(), *sizes]

@@ -82,12 +82,11 @@ def regions(names: Iterable[str], bdfs: Iterable[str]) -> dict[str, str]:
 
 
 def _read(directory: Path, name: str) -> dict[str, int | None]:
-    path = directory / f"dmem.{name}"
     try:
         lines: list[RegionBytes] = getattr(DmemFiles(Directory(directory)), name)
     except OSError as error:
         kind = FileError if isinstance(error, PermissionError) else FileVanished
-        raise kind(f"{path}: cannot read: {error.strerror}") from error
+        raise kind(f"{directory}/dmem.{name}: cannot read: {error.strerror}") from error
     except (FileError, UnicodeDecodeError) as error:
-        raise FileError(f"{path}: {error}") from None
+        raise FileError(f"{directory}/dmem.{name}: {error}") from None
     return {line.region: line.size for line in lines}

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -51,7 +52,9 @@ def uevent(message: Mapping[str, object]) -> Uevent | None:
 
 def listen() -> Iterator[Uevent]:
     """GPU events as they happen, for ever. Raises OSError where netlink is not allowed."""
-    from pyroute2 import UeventSocket  # noqa: PLC0415 - 15 MB that only a listener needs
+    # Its import probes traffic control, and warns of kernels without it.
+    logging.getLogger("pyroute2").setLevel(logging.ERROR)
+    from pyroute2 import UeventSocket  # noqa: PLC0415 - 10 MiB that only a listener needs
 
     with UeventSocket() as socket:
         socket.bind(groups=_KERNEL_GROUP)
