@@ -214,7 +214,13 @@ class Archive:
         """Fetch packages (verified against the signed index) without installing them."""
         into.mkdir(parents=True, exist_ok=True)
         step.say(f"downloading {' '.join(names)}")
-        step.run(["apt-get", "download", *names], cwd=into, env=self._environment())
+        try:
+            step.run(["apt-get", "download", *names], cwd=into, env=self._environment())
+        except StepError as error:
+            raise StepError(
+                f"{error}\n    if the archive has newer versions by now: "
+                "tests/testbed/prepare --refresh kernel stock"
+            ) from error
         return [_file_of(into, name.partition("=")[0]) for name in names]
 
     def age_s(self) -> float | None:
@@ -259,12 +265,12 @@ def open_archive(cache: Cache, step: Step, *, refresh: bool, root: Path = Path("
     if shutil.which("apt-get") is None:
         raise StepError("apt-get is not there: the testbed needs Debian or Ubuntu")
     archive = Archive(cache.root / "apt")
-    with cache.lock("apt", step.say):
+    with cache.lock("apt", step) as holding:
         age = archive.age_s()
         if refresh or age is None or age > _INDEX_AGE_S:
             distribution = parse_os_release((root / "etc/os-release").read_text())
             source = distribution_source(machine_sources(root / "etc/apt"), distribution)
-            archive.fetch_index(rewritten(source, suites_in_reach(distribution)), step)
+            archive.fetch_index(rewritten(source, suites_in_reach(distribution)), holding)
     return archive
 
 

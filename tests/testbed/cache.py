@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import hashlib
 import os
@@ -65,11 +66,16 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a step is given: a name for messages, a report, and a log file for its tools' output."""
+    """What a step is given: a name for messages, a report, and a log file for its tools' output.
+
+    `lock` is the descriptor of the lock the step runs under. Its tools inherit it, so that the lock
+    is held for as long as any of them still writes, even when we were killed.
+    """
 
     name: str
     report: Report
     log: Path
+    lock: int | None = None
 
     def say(self, message: str) -> None:
         """One line for the reader."""
@@ -99,6 +105,7 @@ class Step:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
+                    pass_fds=() if self.lock is None else (self.lock,),
                 )
             except FileNotFoundError as error:
                 raise StepError(
@@ -166,12 +173,11 @@ class Cache:
         if place.is_dir():
             os.utime(place)
             return place
-        step = Step(f"{kind} {name}", report, self.root / "logs" / f"{kind}-{name}.log")
-        with self.lock(f"{kind}-{name}", step.say):
+        waiting = self.step(f"{kind} {name}", report, f"{kind}-{name}.log")
+        with self.lock(f"{kind}-{name}", waiting) as step:
             if place.is_dir():
                 return place
             started = time.monotonic()
-            step.log.parent.mkdir(parents=True, exist_ok=True)
             step.log.write_bytes(b"")
             partial = place.with_name(f".{key}.partial")
             # Under the lock, so what is there was left by one that was interrupted.
@@ -184,18 +190,27 @@ class Cache:
             step.say(f"done in {time.monotonic() - started:.0f} s")
         return place
 
+    def step(self, name: str, report: Report, log: str) -> Step:
+        """A step whose tools write to the log file of that name."""
+        path = self.root / "logs" / log
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return Step(name, report, path)
+
     @contextlib.contextmanager
-    def lock(self, name: str, say: Callable[[str], None]) -> Iterator[None]:
-        """Hold the lock of that name; the kernel drops it when the holder ends, however it ends."""
+    def lock(self, name: str, step: Step) -> Iterator[Step]:
+        """Hold the lock of that name and give the step under it.
+
+        The kernel drops the lock when we and the step's tools have ended, however that comes about.
+        """
         path = self.root / "locks" / f"{name}.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                say("another run is preparing this, waiting for it")
+                step.say("another run is preparing this, waiting for it")
                 fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+            yield dataclasses.replace(step, lock=file.fileno())
 
 
 def write_whole(path: Path, text: str) -> None:

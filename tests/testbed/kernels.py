@@ -67,8 +67,7 @@ def prepare(cache: Cache, line: str, report: Report, *, refresh: bool = False) -
     """
     if not refresh and (found := ready(cache, line)):
         return found
-    step = Step(f"kernel {line}", report, cache.root / "logs" / f"kernel-{line}-source.log")
-    step.log.parent.mkdir(parents=True, exist_ok=True)
+    step = cache.step(f"kernel {line}", report, f"kernel-{line}-source.log")
     archive = apt.open_archive(cache, step, refresh=refresh)
     package = archive.show(choose(line, archive.names("^linux-source-[0-9.]+$")))
     key = _key(line, package.name, package.version)

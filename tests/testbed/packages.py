@@ -7,7 +7,7 @@ import os
 import subprocess
 from typing import TYPE_CHECKING
 
-from tests.testbed.cache import Cache, Report, Step, StepError
+from tests.testbed.cache import Cache, Report, StepError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,9 +37,7 @@ def prepare(cache: Cache, report: Report) -> None:
             f"packages: {len(absent)} are missing and installing them needs root; "
             f"run: sudo apt-get install --no-install-recommends {' '.join(absent)}"
         )
-    step = Step("packages", report, cache.root / "logs" / "packages.log")
-    step.log.parent.mkdir(parents=True, exist_ok=True)
-    with cache.lock("packages", step.say):
+    with cache.lock("packages", cache.step("packages", report, "packages.log")) as step:
         step.say(f"installing {' '.join(absent)}")
         quiet = {"DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
         step.run(["apt-get", "update"], env=quiet)

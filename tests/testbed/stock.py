@@ -38,8 +38,7 @@ def prepare(cache: Cache, name: str, report: Report, *, refresh: bool = False) -
     """Download and unpack that kernel unless it is there. Raises StepError."""
     if not refresh and (found := ready(cache, name)):
         return found
-    step = Step(f"stock {name}", report, cache.root / "logs" / f"stock-{name}-packages.log")
-    step.log.parent.mkdir(parents=True, exist_ok=True)
+    step = cache.step(f"stock {name}", report, f"stock-{name}-packages.log")
     archive = apt.open_archive(cache, step, refresh=refresh)
     package = archive.show(choose(name, archive.names("^linux-image-[0-9]")))
     parts = [part for part in package.depends if part.startswith(_FOLLOWED)]

@@ -8,7 +8,7 @@ import subprocess
 import tomllib
 from pathlib import Path
 
-from tests.testbed.cache import Cache, Report, Step, StepError, digest, write_whole
+from tests.testbed.cache import Cache, Report, StepError, digest, write_whole
 
 PYTHON = Path("/usr/bin/python3")
 """The distribution's, because python3-bpfcc is built for it."""
@@ -29,9 +29,7 @@ def prepare(cache: Cache, project: Path, report: Report) -> Path:
     key = digest(str(project), _wishes(project), _version())
     if _text(stamp) == key:
         return place
-    step = Step("venv", report, cache.root / "logs" / "venv.log")
-    step.log.parent.mkdir(parents=True, exist_ok=True)
-    with cache.lock("venv", step.say):
+    with cache.lock("venv", cache.step("venv", report, "venv.log")) as step:
         if _text(stamp) == key:
             return place
         if place.exists() and _text(stamp) is None:

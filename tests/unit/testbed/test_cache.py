@@ -107,6 +107,29 @@ def test_a_killed_step_starts_over(cache: Cache, report: Report) -> None:
     assert [path.name for path in place.iterdir()] == ["result"]
 
 
+def test_a_step_waits_for_the_tools_of_one_that_was_killed(
+    cache: Cache, report: Report, lines: list[str]
+) -> None:
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from tests.testbed.cache import Cache, Report\n"
+        "def slow(into, step):\n"
+        "    print('building', flush=True)\n"
+        "    step.run(['sh', '-c', f'sleep 1; echo late >{into}/late'])\n"
+        "Cache(Path(sys.argv[1])).ensure('kind', 'name', 'key', Report(), slow)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(cache.root)], cwd=PROJECT, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"building\n"
+        time.sleep(0.2)
+        process.send_signal(signal.SIGKILL)
+    place = cache.ensure("kind", "name", "key", report, write_result)
+    assert [path.name for path in place.iterdir()] == ["result"]
+    assert any("waiting for it" in line for line in lines)
+
+
 def test_two_at_once_build_once(cache: Cache, report: Report, lines: list[str]) -> None:
     built = []
 
