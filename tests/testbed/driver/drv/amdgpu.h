@@ -152,6 +152,8 @@ struct amdgpu_device {
 	u64 sim_move_context;
 	u64 sim_move_seqno;
 	u32 sim_move_delay_ms;
+	/* Pages that buffers in system memory would have. */
+	atomic64_t sim_system_pages;
 	u32 sim_gpu_busy_percent;
 	u32 sim_mem_busy_percent;
 	/* Every open drm file, for the page table report. */

@@ -47,7 +47,10 @@ noinline int amdgpu_amdkfd_reserve_mem_limit(struct amdgpu_device *adev, uint64_
 	int r = 0;
 
 	spin_lock(&kfd_mem_limit.mem_limit_lock);
-	if (alloc_flag & KFD_IOC_ALLOC_MEM_FLAGS_VRAM) {
+	/* GTT first: with both flags the buffer is in VRAM and counted here as GTT. */
+	if (alloc_flag & KFD_IOC_ALLOC_MEM_FLAGS_GTT) {
+		kfd_mem_limit.system_mem_used += size;
+	} else if (alloc_flag & KFD_IOC_ALLOC_MEM_FLAGS_VRAM) {
 		if (xcp_id < 0 || xcp_id >= MAX_XCP) {
 			r = -EINVAL;
 		} else if (size > __get_available_memory(adev, xcp_id, adev->kfd.vram_used[xcp_id])) {
@@ -56,8 +59,7 @@ noinline int amdgpu_amdkfd_reserve_mem_limit(struct amdgpu_device *adev, uint64_
 			adev->kfd.vram_used[xcp_id] += size;
 			adev->kfd.vram_used_aligned[xcp_id] += ALIGN(size, VRAM_AVAILABILITY_ALIGN);
 		}
-	} else if (alloc_flag &
-		   (KFD_IOC_ALLOC_MEM_FLAGS_GTT | KFD_IOC_ALLOC_MEM_FLAGS_USERPTR)) {
+	} else if (alloc_flag & KFD_IOC_ALLOC_MEM_FLAGS_USERPTR) {
 		kfd_mem_limit.system_mem_used += size;
 	} else if (!(alloc_flag & (KFD_IOC_ALLOC_MEM_FLAGS_DOORBELL |
 				   KFD_IOC_ALLOC_MEM_FLAGS_MMIO_REMAP))) {
@@ -71,17 +73,19 @@ noinline void amdgpu_amdkfd_unreserve_mem_limit(struct amdgpu_device *adev, uint
 						u32 alloc_flag, int8_t xcp_id)
 {
 	spin_lock(&kfd_mem_limit.mem_limit_lock);
-	if (alloc_flag & KFD_IOC_ALLOC_MEM_FLAGS_VRAM) {
+	if (alloc_flag & KFD_IOC_ALLOC_MEM_FLAGS_GTT) {
+		kfd_mem_limit.system_mem_used -= size;
+	} else if (alloc_flag & KFD_IOC_ALLOC_MEM_FLAGS_VRAM) {
 		if (!WARN_ON_ONCE(xcp_id < 0 || xcp_id >= MAX_XCP)) {
 			adev->kfd.vram_used[xcp_id] -= size;
 			adev->kfd.vram_used_aligned[xcp_id] -= ALIGN(size, VRAM_AVAILABILITY_ALIGN);
 			WARN_ONCE(adev->kfd.vram_used[xcp_id] < 0,
 				  "KFD VRAM memory accounting unbalanced\n");
 		}
-	} else if (alloc_flag &
-		   (KFD_IOC_ALLOC_MEM_FLAGS_GTT | KFD_IOC_ALLOC_MEM_FLAGS_USERPTR)) {
+	} else if (alloc_flag & KFD_IOC_ALLOC_MEM_FLAGS_USERPTR) {
 		kfd_mem_limit.system_mem_used -= size;
 	}
+	WARN_ONCE(kfd_mem_limit.system_mem_used < 0, "KFD system memory accounting unbalanced\n");
 	spin_unlock(&kfd_mem_limit.mem_limit_lock);
 }
 

@@ -28,14 +28,23 @@ static struct ttm_tt *amdgpu_ttm_tt_create(struct ttm_buffer_object *bo, uint32_
 	return ttm;
 }
 
+/* Without pages, something must still run out: as much as the GTT heap holds. */
 static int amdgpu_ttm_tt_populate(struct ttm_device *bdev, struct ttm_tt *ttm,
 				  struct ttm_operation_ctx *ctx)
 {
+	struct amdgpu_device *adev = amdgpu_ttm_adev(bdev);
+	u64 limit = adev->mman.gtt_mgr.manager.size >> PAGE_SHIFT;
+
+	if (atomic64_add_return(ttm->num_pages, &adev->sim_system_pages) > limit) {
+		atomic64_sub(ttm->num_pages, &adev->sim_system_pages);
+		return -ENOMEM;
+	}
 	return 0;
 }
 
 static void amdgpu_ttm_tt_unpopulate(struct ttm_device *bdev, struct ttm_tt *ttm)
 {
+	atomic64_sub(ttm->num_pages, &amdgpu_ttm_adev(bdev)->sim_system_pages);
 }
 
 static void amdgpu_ttm_backend_destroy(struct ttm_device *bdev, struct ttm_tt *ttm)
