@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 PodDevices = dict[tuple[str, str], frozenset[str]]
 
-_EVERY_SECONDS = 10.0
+_EVERY_SECONDS = 5.0
 _YOUNG_SECONDS = 5.0
 """A slice this young may be ahead of kubelet's own record."""
 _CALL_SECONDS = 5.0
@@ -52,12 +52,24 @@ def gone_pods(
         device_ids = {device_id for item in own for device_id in item.device_ids}
         if any((now - _time(item.created)).total_seconds() < _YOUNG_SECONDS for item in own):
             continue
-        if held is not None and device_ids & held.get((first.namespace, first.pod), frozenset()):
+        if held is not None and device_ids & _held(first, slices, held):
             continue
         pod = pods.get(uid)
         if pod is None or (pod.ended and held is not None):
             gone.append((uid, first.namespace, first.pod))
     return gone
+
+
+def _held(item: Slice, slices: Sequence[Slice], held: PodDevices) -> frozenset[str]:
+    """What kubelet's record holds for a pod; it knows names, so not what a later namesake got."""
+    uids = list(dict.fromkeys(one.pod_uid for one in slices))
+    later = uids[uids.index(item.pod_uid) + 1 :]
+    return held.get((item.namespace, item.pod), frozenset()) - {
+        device_id
+        for one in slices
+        if one.pod_uid in later and (one.namespace, one.pod) == (item.namespace, item.pod)
+        for device_id in one.device_ids
+    }
 
 
 def _time(text: str) -> datetime:

@@ -41,6 +41,8 @@ _ALLOCATE_SECONDS = 1.0
 _PREFER_SECONDS = 0.5
 _HOLD_SECONDS = 25.0
 """kubelet gives up on PreStartContainer after 30 s."""
+_ACCOUNT_SECONDS = 2.0
+"""A whole GPU has no limit to wait for: the enforcer is told, so that it accounts it at once."""
 _STREAMS = 4
 """ListAndWatch streams at once; each holds a thread, and kubelet means only the newest."""
 _STREAM_CHECK_SECONDS = 5.0
@@ -158,8 +160,9 @@ class DevicePlugin(DevicePluginServicer):
                 grpc.StatusCode.NOT_FOUND,
                 f"no slice was given for {', '.join(request.devices_ids) or 'no device'}",
             )
-        why = self._holder.hold(items, _HOLD_SECONDS)
-        if why is not None and _sliced(items):
+        sliced = _sliced(items)
+        why = self._holder.hold(items, _HOLD_SECONDS if sliced else _ACCOUNT_SECONDS)
+        if why is not None and sliced:
             if not self._fail_open:
                 _log.warning("start refused: %s", why)
                 context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)

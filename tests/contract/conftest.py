@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -25,10 +26,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from enforcer.model import Slice
+    from tests.contract.peers.faulty import Point
     from tests.contract.peers.kubelet import Admitted
 
 NODE = "gpu-node"
 RESOURCE = "amd.com/gpu"
+REGISTER = "hami.io/node-amd-register"
+LOCK = "hami.io/mutex.lock"
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -58,15 +62,18 @@ class Bench:
     def slices(self) -> list[Slice]:
         return read_checkpoint(self.root / "state/slices.json")[0]
 
-    def start(self, *options: str, wait: bool = True) -> subprocess.Popen[bytes]:
-        """Start the plugin; ``wait`` until kubelet has its devices."""
+    def start(
+        self, *options: str, wait: bool = True, dies: Point | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start the plugin; ``wait`` until kubelet has its devices. ``dies`` is where it will."""
+        module = ["deviceplugin.main"] if dies is None else ["tests.contract.peers.faulty", dies]
         registered = len(self.kubelet.registrations)
         with (self.root / "log").open("ab") as log:
             process = subprocess.Popen(
                 [
                     sys.executable,
                     "-m",
-                    "deviceplugin.main",
+                    *module,
                     f"--node-name={NODE}",
                     f"--kubelet-dir={self.root / 'kubelet'}",
                     f"--state-dir={self.root / 'state'}",
@@ -90,6 +97,29 @@ class Bench:
         process.kill()
         process.wait()
 
+    def terminate(self, process: subprocess.Popen[bytes]) -> int:
+        process.terminate()
+        return process.wait(timeout=20)
+
+    def gpu_ids(self) -> list[str]:
+        """The UUIDs of the node's GPUs, as it registered them."""
+        eventually(lambda: REGISTER in self.api.node_annotations(NODE))
+        return [gpu["id"] for gpu in json.loads(self.api.node_annotations(NODE)[REGISTER])]
+
+    def end(self, pod: hami.Json, phase: str | None = None) -> None:
+        """The pod is over for kubelet; its object is deleted, or left with ``phase``."""
+        metadata = pod["metadata"]
+        self.kubelet.remove(metadata["uid"])
+        key = metadata["namespace"], metadata["name"]
+        if phase is None:
+            self.api.store.delete("pods", key)
+        else:
+            self.api.store.patch("pods", key, {"status": {"phase": phase}})
+
+    def requests(self, method: str, part: str) -> list[str]:
+        """The requests the API server got so far."""
+        return [one for one in self.api.store.requests if one.startswith(method) and part in one]
+
     def bind(
         self,
         name: str,
@@ -112,7 +142,7 @@ class Bench:
         eventually(lambda: self.annotation(name, "bind-phase") == phase)
 
     def wait_unlocked(self) -> None:
-        eventually(lambda: "hami.io/mutex.lock" not in self.api.node_annotations(NODE))
+        eventually(lambda: LOCK not in self.api.node_annotations(NODE))
 
 
 @contextmanager

@@ -8,26 +8,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from enforcer.model import MIB, Share
-from tests.contract.conftest import NODE, RESOURCE, eventually
+from enforcer.model import MIB, ContainerKind, Share
+from tests.contract.conftest import LOCK, NODE, RESOURCE, eventually
+from tests.contract.peers import hami
 from tests.contract.peers.kubelet import AdmissionError
 
 if TYPE_CHECKING:
     from tests.contract.conftest import Bench
 
-FIRST = "8eff74b5-0000-1000-80ff-74b5801bb564"
-
-
-def ids(bench: Bench) -> list[str]:
-    """The UUIDs of the node's GPUs, as it registered them."""
-    eventually(lambda: "hami.io/node-amd-register" in bench.api.node_annotations(NODE))
-    value = bench.api.node_annotations(NODE)["hami.io/node-amd-register"]
-    return [gpu["id"] for gpu in json.loads(value)]
+BDF, OTHER = "0000:05:00.0", "0000:65:00.0"
 
 
 def test_a_slice_is_given_recorded_and_the_lock_released(bench: Bench) -> None:
     bench.start()
-    first, second = ids(bench)
+    _, second = bench.gpu_ids()
     devices = f"{second},AMD Instinct MI300X,4096,76:;"
     pod = bench.bind("one", devices)
 
@@ -46,30 +40,231 @@ def test_a_slice_is_given_recorded_and_the_lock_released(bench: Bench) -> None:
     ]
     assert {device.permissions for device in admitted.response.devices} == {"rw"}
     # kubelet's own record names the GPU the pod has.
-    assert [one.partition("#")[0] for one in admitted.devices_ids] == ["0000:65:00.0"]
+    assert [one.partition("#")[0] for one in admitted.devices_ids] == [OTHER]
     (item,) = bench.slices
     assert (item.namespace, item.pod, item.container) == ("default", "one", "app")
     assert item.pod_uid == pod["metadata"]["uid"]
-    assert item.shares == (Share("0000:65:00.0", 4096 * MIB, "0-75"),)
+    assert item.shares == (Share(OTHER, 4096 * MIB, "0-75"),)
     assert item.device_ids == tuple(admitted.devices_ids)
     bench.wait_phase("one", "success")
     bench.wait_unlocked()
     assert bench.annotation("one", "amd-devices-to-allocate") == ";"
     assert bench.annotation("one", "amd-devices-allocated") == devices
-    assert bench.annotation("one", "amd-cu-allocated") == json.dumps(
-        {second: "0-75"}, separators=(",", ":")
-    )
-    assert first != second
+    assert bench.annotation("one", "amd-cu-allocated") == f'{{"{second}":"0-75"}}'
     assert len(bench.kubelet.wait_devices(RESOURCE)) == 20
 
 
-def test_an_unusable_annotation_gives_nothing_and_frees_the_node(bench: Bench) -> None:
+def test_the_hook_is_mounted_where_it_is_installed(bench: Bench) -> None:
+    (bench.root / "hook").mkdir()
+    for name in ("libringfence-audit.so", "libringfence-hsa.so"):
+        (bench.root / "hook" / name).touch()
     bench.start()
-    pod = bench.bind("bad", "no-such-gpu,AMD Instinct MI300X,4096,76:;")
+    admitted = bench.admit(bench.bind("one", f"{bench.gpu_ids()[0]},T,4096,76:;"))["app"]
+    (mount,) = admitted.response.mounts
+    assert mount.host_path == str(bench.root / "hook")
+    assert (mount.container_path, mount.read_only) == ("/usr/local/ringfence", True)
+    assert admitted.response.envs["LD_AUDIT"].startswith("/usr/local/ringfence/")
 
-    with pytest.raises(AdmissionError, match=r"default/bad.*no-such-gpu"):
+
+@pytest.mark.parametrize(
+    ("devices", "complaint"),
+    [
+        ("no-such-gpu,AMD Instinct MI300X,4096,76:;", "no-such-gpu"),
+        ("{0},AMD Instinct MI300X,4096,76:{1},AMD Instinct MI300X,4096,76:;", "found 2"),
+        ("{0},AMD Instinct MI300X,0,76:;", "found 0"),
+        ("{0},AMD Instinct MI300X,999999,76:;", "found 999999"),
+        ("{0},AMD Instinct MI300X,lots,76:;", "'lots'"),
+        ("garbage;", "'garbage'"),
+        (";", "found 0"),
+    ],
+)
+def test_an_unusable_annotation_gives_nothing_and_frees_the_node(
+    bench: Bench, devices: str, complaint: str
+) -> None:
+    bench.start()
+    pod = bench.bind("bad", devices.format(*bench.gpu_ids()))
+
+    with pytest.raises(AdmissionError) as caught:
         bench.admit(pod)
 
+    assert complaint in str(caught.value)
+    assert "pod default/bad" in str(caught.value)
+    assert "hami.io/amd-devices-to-allocate" in str(caught.value)
     assert bench.slices == []
     bench.wait_phase("bad", "failed")
     bench.wait_unlocked()
+
+
+def test_a_bad_pod_does_not_stand_in_the_way_of_the_next(bench: Bench) -> None:
+    bench.start()
+    with pytest.raises(AdmissionError):
+        bench.admit(bench.bind("bad", "garbage;"))
+    bench.wait_unlocked()
+    bench.admit(bench.bind("good", f"{bench.gpu_ids()[0]},T,4096,76:;"))
+    bench.wait_phase("good", "success")
+
+
+@pytest.mark.parametrize("layout", ["{init};;{app};", "{init};{app};"])
+def test_init_and_app_container_each_get_their_own_entry(bench: Bench, layout: str) -> None:
+    bench.start()
+    first, second = bench.gpu_ids()
+    pod = bench.bind(
+        "both",
+        layout.format(init=f"{first},T,1024,10:", app=f"{second},T,2048,20:"),
+        hami.container("cpu"),
+        hami.container("app", 1),
+        init=(hami.container("init", 1),),
+    )
+
+    got = bench.admit(pod)
+
+    assert got["init"].response.envs["HIP_DEVICE_MEMORY_LIMIT_0"] == "1024m"
+    assert got["app"].response.envs["HIP_DEVICE_MEMORY_LIMIT_0"] == "2048m"
+    # kubelet hands the init container's device on, whatever GPU the app container has.
+    assert got["init"].devices_ids == got["app"].devices_ids
+    assert [(item.container, item.kind) for item in bench.slices] == [
+        ("init", ContainerKind.INIT),
+        ("app", ContainerKind.APP),
+    ]
+    assert [item.shares[0].bdf for item in bench.slices] == [BDF, OTHER]
+    bench.wait_phase("both", "success")
+    bench.wait_unlocked()
+    assert set(bench.annotation("both", "amd-devices-to-allocate") or "") == {";"}
+
+
+def test_a_pod_keeps_its_lock_until_its_last_container_is_served(bench: Bench) -> None:
+    bench.start()
+    gpu = bench.gpu_ids()[0]
+    two = hami.container("a", 1), hami.container("b", 1)
+    pod = bench.bind("two", f"{gpu},T,1024,10:;{gpu},T,2048,20:;", *two)
+    half = {**pod, "spec": {**pod["spec"], "containers": [two[0]]}}
+    bench.admit(half)
+    eventually(lambda: bench.annotation("two", "amd-devices-to-allocate") == f";{gpu},T,2048,20:;")
+    assert bench.annotation("two", "bind-phase") == "allocating"
+    assert LOCK in bench.api.node_annotations(NODE)
+
+    got = bench.admit(pod)
+
+    assert got["b"].response.envs["HSA_CU_MASK"] == "0:10-29"
+    bench.wait_phase("two", "success")
+    bench.wait_unlocked()
+    assert bench.annotation("two", "amd-cu-allocated") == json.dumps(
+        {gpu: "0-29"}, separators=(",", ":")
+    )
+
+
+def test_a_refused_container_gives_back_what_its_siblings_got(bench: Bench) -> None:
+    bench.start()
+    gpu = bench.gpu_ids()[0]
+    two = hami.container("a", 1), hami.container("b", 1)
+    with pytest.raises(AdmissionError, match="container b"):
+        bench.admit(bench.bind("two", f"{gpu},T,1024,10:;nobody,T,2048,20:;", *two))
+    assert bench.slices == []
+    bench.wait_phase("two", "failed")
+    bench.wait_unlocked()
+
+
+def test_pods_share_a_gpu_with_different_cus(bench: Bench) -> None:
+    bench.start()
+    gpu = bench.gpu_ids()[0]
+    masks = []
+    for name in ("a", "b", "c"):
+        got = bench.admit(bench.bind(name, f"{gpu},T,4096,100:;"))["app"]
+        masks.append(got.response.envs["HSA_CU_MASK"])
+        bench.wait_unlocked()
+    assert masks == ["0:0-99", "0:100-199", "0:200-299"]
+    with pytest.raises(AdmissionError, match="needs 100 CUs, but only 4 are free"):
+        bench.admit(bench.bind("d", f"{gpu},T,4096,100:;"))
+
+
+def test_two_pods_waiting_at_once_are_told_apart_by_the_lock(bench: Bench) -> None:
+    bench.start()
+    gpu = bench.gpu_ids()[0]
+    stuck = bench.bind("stuck", f"{gpu},T,1024,10:;", lock=False)
+    pod = bench.bind("next", f"{gpu},T,2048,20:;")
+    assert bench.admit(pod)["app"].response.envs["HIP_DEVICE_MEMORY_LIMIT_0"] == "2048m"
+    bench.wait_unlocked()
+    assert bench.admit(stuck)["app"].response.envs["HIP_DEVICE_MEMORY_LIMIT_0"] == "1024m"
+    assert [item.pod for item in bench.slices] == ["next", "stuck"]
+
+
+def test_a_lock_left_by_a_dead_pod_does_not_matter(bench: Bench) -> None:
+    value = "2026-01-02T03:04:05Z,default,dead"
+    bench.api.store.patch("nodes", ("", NODE), {"metadata": {"annotations": {LOCK: value}}})
+    bench.start()
+    bench.admit(bench.bind("alive", f"{bench.gpu_ids()[0]},T,1024,10:;", lock=False))
+    bench.wait_phase("alive", "success")
+    assert bench.api.node_annotations(NODE)[LOCK] == value, "not ours to release"
+
+
+def test_a_pod_no_scheduler_annotated_gets_nothing(bench: Bench) -> None:
+    bench.start()
+    pod = hami.pod("plain", hami.container("app", 1))
+    pod["spec"]["nodeName"] = NODE
+    with pytest.raises(AdmissionError, match="placed by another scheduler"):
+        bench.admit(bench.api.put_pod(pod))
+    assert bench.slices == []
+
+
+def test_kubelet_may_ask_again_for_what_it_lost(bench: Bench) -> None:
+    bench.start()
+    pod = bench.bind("one", f"{bench.gpu_ids()[0]},T,1024,10:;")
+    before = bench.admit(pod)["app"]
+    bench.wait_unlocked()
+    bench.kubelet.remove(pod["metadata"]["uid"])
+    after = bench.admit(pod)["app"]
+    assert after.devices_ids == before.devices_ids
+    assert after.response == before.response
+    assert len(bench.slices) == 1
+
+
+def test_a_pod_of_the_same_name_is_another_pod(bench: Bench) -> None:
+    bench.start()
+    gpu = bench.gpu_ids()[0]
+    old = bench.bind("same", f"{gpu},T,1024,10:;")
+    bench.admit(old)
+    bench.wait_unlocked()
+    bench.end(old)
+    new = bench.bind("same", f"{gpu},T,2048,20:;")
+    assert new["metadata"]["uid"] != old["metadata"]["uid"]
+    assert bench.admit(new)["app"].response.envs["HIP_DEVICE_MEMORY_LIMIT_0"] == "2048m"
+    bench.wait_phase("same", "success")
+    eventually(
+        lambda: [item.pod_uid for item in bench.slices] == [new["metadata"]["uid"]], timeout=30
+    )
+
+
+def test_the_slice_of_a_deleted_pod_is_taken_back_and_its_cus_given_again(bench: Bench) -> None:
+    bench.start()
+    gpu = bench.gpu_ids()[0]
+    first = bench.bind("a", f"{gpu},T,4096,300:;")
+    bench.admit(first)
+    bench.wait_unlocked()
+    bench.end(first)
+    eventually(lambda: bench.slices == [], timeout=30)
+    got = bench.admit(bench.bind("b", f"{gpu},T,4096,300:;"))["app"]
+    assert got.response.envs["HSA_CU_MASK"] == "0:0-299"
+
+
+def test_a_pod_that_ended_keeps_its_slice_while_kubelet_has_it(bench: Bench) -> None:
+    bench.start()
+    pod = bench.bind("a", f"{bench.gpu_ids()[0]},T,4096,300:;")
+    bench.admit(pod)
+    bench.wait_unlocked()
+    key = "default", "a"
+    bench.api.store.patch("pods", key, {"status": {"phase": "Failed"}})
+    with pytest.raises(AssertionError):
+        eventually(lambda: bench.slices == [], timeout=8)
+    bench.kubelet.remove(pod["metadata"]["uid"])
+    eventually(lambda: bench.slices == [], timeout=30)
+
+
+def test_a_forged_record_of_cus_costs_nobody_anything(bench: Bench) -> None:
+    bench.start()
+    gpu = bench.gpu_ids()[0]
+    forger = hami.pod("forger", hami.container("app"))
+    forger["metadata"]["annotations"]["hami.io/amd-cu-allocated"] = f'{{"{gpu}":"0-303"'
+    forger["spec"]["nodeName"] = NODE
+    bench.api.put_pod(forger)
+    got = bench.admit(bench.bind("a", f"{gpu},T,4096,304:;"))["app"]
+    assert got.response.envs["HSA_CU_MASK"] == "0:0-303"

@@ -61,6 +61,13 @@ def test_a_young_slice_stays() -> None:
     assert gone_pods([SLICE, young], {}, {}, LATER) == []
 
 
+def test_a_device_that_a_later_namesake_got_is_not_the_old_pods() -> None:
+    old = replace(SLICE, pod_uid="uid-before")
+    now = datetime.now(UTC)
+    assert gone_pods([old, SLICE], ALIVE, HELD, now) == [("uid-before", "default", "pod")]
+    assert gone_pods([SLICE, old], ALIVE, HELD, now) == []
+
+
 def test_the_slice_of_a_replaced_pod_goes_and_its_successors_stays() -> None:
     old = replace(SLICE, pod_uid="uid-before", device_ids=(f"{BDF}#1",))
     now = datetime.now(UTC)

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Being known to kubelet, whatever happens to it, to the sockets, or to the GPUs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.contract.conftest import NODE, REGISTER, RESOURCE, eventually, running_bench
+from tests.contract.peers.kubelet import Second
+from tests.contract.peers.sysfs import Card, write_sysfs
+
+if TYPE_CHECKING:
+    from tests.contract.conftest import Bench
+
+
+def healthy(devices: dict[str, str]) -> bool:
+    return bool(devices) and set(devices.values()) == {"Healthy"}
+
+
+def sockets(bench: Bench) -> list[Path]:
+    return sorted(bench.kubelet.plugins.glob("ringfence-*.sock"))
+
+
+def test_kubelet_gets_every_slot_with_its_numa_node(bench: Bench) -> None:
+    bench.start("--split-count=3")
+    assert bench.kubelet.wait_devices(RESOURCE, healthy).keys() == {
+        f"{bdf}#{slot}" for bdf in ("0000:05:00.0", "0000:65:00.0") for slot in range(3)
+    }
+    numa = bench.kubelet._resources[RESOURCE].numa
+    assert numa["0000:05:00.0#0"] == (0,)
+    assert numa["0000:65:00.0#2"] == (1,)
+    assert bench.kubelet.lists(RESOURCE) == 1
+
+
+def test_a_restarted_kubelet_has_the_devices_again_within_two_seconds(bench: Bench) -> None:
+    bench.start()
+    for number in range(2, 6):
+        bench.kubelet.restart()
+        started = time.monotonic()
+        bench.kubelet.wait_registrations(number)
+        bench.kubelet.wait_devices(RESOURCE, healthy)
+        assert time.monotonic() - started < 2
+    assert len(sockets(bench)) == 1
+
+
+def test_a_kubelet_that_starts_later_is_waited_for(bench: Bench) -> None:
+    bench.kubelet.stop()
+    shutil.rmtree(bench.kubelet.plugins)
+    bench.start(wait=False)
+    time.sleep(1.5)
+    bench.kubelet.start()
+    bench.kubelet.wait_devices(RESOURCE, healthy)
+
+
+def test_a_deleted_socket_is_replaced(bench: Bench) -> None:
+    bench.start()
+    (mine,) = sockets(bench)
+    mine.unlink()
+    bench.kubelet.wait_registrations(2)
+    bench.kubelet.wait_devices(RESOURCE, healthy)
+    (other,) = sockets(bench)
+    assert other != mine
+
+
+def test_a_pod_is_served_after_kubelet_restarted(bench: Bench) -> None:
+    bench.start()
+    bench.kubelet.restart()
+    bench.kubelet.wait_devices(RESOURCE, healthy)
+    bench.admit(bench.bind("one", f"{bench.gpu_ids()[0]},T,4096,76:;"))
+    bench.wait_phase("one", "success")
+
+
+def test_sockets_of_killed_predecessors_are_cleared_and_foreign_ones_are_not(
+    bench: Bench,
+) -> None:
+    bench.kill(bench.start())
+    (left,) = sockets(bench)
+    foreign = bench.kubelet.plugins / "other.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(foreign))
+    bench.start()
+    assert left not in sockets(bench)
+    assert foreign.exists()
+
+
+def test_a_predecessor_that_ends_late_does_not_end_its_successor(bench: Bench) -> None:
+    first = bench.start()
+    bench.start()
+    assert bench.terminate(first) == 0
+    bench.kubelet.wait_devices(RESOURCE, healthy)
+    time.sleep(1)
+    bench.admit(bench.bind("one", f"{bench.gpu_ids()[0]},T,4096,76:;"))
+
+
+def test_an_orderly_end_leaves_no_socket_and_no_error(bench: Bench) -> None:
+    process = bench.start()
+    started = time.monotonic()
+    assert bench.terminate(process) == 0
+    assert time.monotonic() - started < 5
+    assert sockets(bench) == []
+    assert "Traceback" not in bench.log
+    bench.kubelet.wait_devices(RESOURCE, lambda devices: set(devices.values()) == {"Unhealthy"})
+
+
+@pytest.mark.parametrize("second", [Second.REPLACES, Second.REPLACES_AND_DROPS])
+def test_devices_that_another_plugin_took_down_come_back(bench: Bench, second: Second) -> None:
+    bench.kubelet.second = second
+    bench.start()
+    other = bench.start()
+    bench.kill(other)
+    bench.kubelet.wait_devices(RESOURCE, healthy, timeout=20)
+    bench.admit(bench.bind("one", f"{bench.gpu_ids()[0]},T,4096,76:;"))
+
+
+def test_a_refused_registration_is_tried_again_calmly(bench: Bench) -> None:
+    bench.kubelet.second = Second.REFUSED
+    owner = bench.start()
+    bench.start(wait=False)
+    eventually(lambda: "device plugin already connected" in bench.log)
+    time.sleep(4)
+    assert bench.log.count("device plugin already connected") == 1, "said once"
+    assert len(bench.kubelet.registrations) == 1
+    bench.kill(owner)
+    bench.kubelet.wait_registrations(2, timeout=20)
+    bench.kubelet.wait_devices(RESOURCE, healthy)
+
+
+def test_a_node_without_a_gpu_claims_nothing_until_the_driver_is_there() -> None:
+    with tempfile.TemporaryDirectory(prefix="bench-") as root, running_bench(Path(root), ()) as one:
+        one.start(wait=False)
+        time.sleep(2)
+        assert one.kubelet.registrations == []
+        assert REGISTER not in one.api.node_annotations(NODE)
+        write_sysfs(Path(root) / "sys", [Card()])
+        one.kubelet.wait_devices(RESOURCE, healthy, timeout=20)
+        assert len(one.gpu_ids()) == 1
+
+
+def test_a_gpu_that_goes_is_unhealthy_for_kubelet_and_scheduler_until_it_is_back(
+    bench: Bench,
+) -> None:
+    bench.start()
+    bench.gpu_ids()
+    node = bench.root / "sys/class/kfd/kfd/topology/nodes/2"
+    aside = bench.root / "gone"
+    node.rename(aside)
+    bench.kubelet.wait_devices(
+        RESOURCE, lambda devices: devices["0000:65:00.0#0"] == "Unhealthy", timeout=20
+    )
+    assert bench.kubelet.wait_devices(RESOURCE)["0000:05:00.0#0"] == "Healthy"
+
+    def health() -> list[bool]:
+        value = bench.api.node_annotations(NODE)[REGISTER]
+        return [gpu.get("health", False) for gpu in json.loads(value)]
+
+    eventually(lambda: health() == [True, False])
+    aside.rename(node)
+    bench.kubelet.wait_devices(RESOURCE, healthy, timeout=20)
+    eventually(lambda: health() == [True, True])

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PreStartContainer: a container starts when the enforcer holds its slice."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from enforcer.api.server import Server
+from enforcer.model import Layer, LayerState, Protection
+from tests.contract.peers import hami
+from tests.contract.peers.kubelet import StartError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from enforcer.model import Snapshot
+    from tests.contract.conftest import Bench
+
+BDF = "0000:05:00.0"
+WHOLE = "196288,304"
+
+
+class Enforcer:
+    """The node side of the local API: every slice is held by ``layer``."""
+
+    def __init__(self, layer: LayerState) -> None:
+        self.layer = layer
+        self.prepared: list[str] = []
+
+    def prepare(self, pod_uid: str, container: str, wait: float) -> list[tuple[Protection, bool]]:
+        self.prepared.append(container)
+        return [(Protection(f"kubepods/pod{pod_uid}", BDF, (self.layer,)), False)]
+
+    def snapshot(self) -> Snapshot | None:
+        return None
+
+
+@contextmanager
+def enforcing(bench: Bench, layer: LayerState) -> Iterator[Enforcer]:
+    """An enforcer on the node's socket."""
+    enforcer = Enforcer(layer)
+    server = Server(enforcer, bench.root / "enforcer.sock")
+    server.start()
+    try:
+        yield enforcer
+    finally:
+        server.stop()
+
+
+def admitted(bench: Bench, *options: str, share: str = "4096,76") -> str:
+    """The UID of a pod that kubelet admitted."""
+    bench.start(*options)
+    pod = bench.bind("one", f"{bench.gpu_ids()[0]},T,{share}:;")
+    bench.admit(pod)
+    return str(pod["metadata"]["uid"])
+
+
+def test_a_held_slice_starts_and_starts_again(bench: Bench) -> None:
+    uid = admitted(bench)
+    with enforcing(bench, LayerState(Layer.GATE)) as enforcer:
+        bench.kubelet.start_container(uid, "app")
+        bench.kubelet.start_container(uid, "app")
+    assert enforcer.prepared == ["app", "app"]
+
+
+def test_a_slice_that_nothing_holds_does_not_start_and_says_why(bench: Bench) -> None:
+    uid = admitted(bench)
+    with (
+        enforcing(bench, LayerState(Layer.GATE, "no BTF")),
+        pytest.raises(StartError, match=r"FAILED_PRECONDITION.*default/one.*gate off: no BTF"),
+    ):
+        bench.kubelet.start_container(uid, "app")
+
+
+def test_fail_open_starts_it_and_logs_why(bench: Bench) -> None:
+    uid = admitted(bench, "--fail-open")
+    with enforcing(bench, LayerState(Layer.GATE, "no BTF")):
+        bench.kubelet.start_container(uid, "app")
+    assert "started without its limit, as --fail-open says" in bench.log
+
+
+def test_an_enforcer_that_is_away_is_waited_for(bench: Bench) -> None:
+    uid = admitted(bench)
+    with enforcing(bench, LayerState(Layer.GATE)):
+        bench.kubelet.start_container(uid, "app")
+    with enforcing(bench, LayerState(Layer.GATE)) as enforcer:
+        bench.kubelet.start_container(uid, "app")
+    assert enforcer.prepared == ["app"]
+
+
+def test_init_and_app_container_on_one_device_are_both_held(bench: Bench) -> None:
+    bench.start()
+    gpu = bench.gpu_ids()[0]
+    pod = bench.bind(
+        "both",
+        f"{gpu},T,1024,10:;{gpu},T,2048,20:;",
+        hami.container("app", 1),
+        init=(hami.container("init", 1),),
+    )
+    bench.admit(pod)
+    with enforcing(bench, LayerState(Layer.DMEM)) as enforcer:
+        bench.kubelet.start_container(pod["metadata"]["uid"], "app")
+    assert enforcer.prepared == ["init", "app"]
+
+
+def test_ids_nobody_was_given_do_not_start(bench: Bench) -> None:
+    bench.start()
+    with pytest.raises(StartError, match="no slice was given for no device"):
+        bench.kubelet.start_container("never-admitted", "app")
+
+
+def test_a_whole_gpu_starts_without_an_enforcer(bench: Bench) -> None:
+    uid = admitted(bench, share=WHOLE)
+    started = time.monotonic()
+    bench.kubelet.start_container(uid, "app")
+    assert time.monotonic() - started < 5
+
+
+def test_a_restarted_plugin_still_knows_the_slice(bench: Bench) -> None:
+    uid = admitted(bench)
+    bench.kill(bench.processes[0])
+    bench.start()
+    with enforcing(bench, LayerState(Layer.GATE)) as enforcer:
+        bench.kubelet.start_container(uid, "app")
+    assert enforcer.prepared == ["app"]
