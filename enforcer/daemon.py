@@ -117,7 +117,7 @@ def _follow_devices(enforcer: Enforcer) -> None:
     from enforcer.host import uevents  # noqa: PLC0415 - as above
 
     try:
-        for event in uevents.listen():
+        for event in uevents.listen(enforcer.devices_changed):
             _log.info("%s %s %s", event.action, event.subsystem, event.bdf or event.path)
             enforcer.devices_changed()
     except OSError as error:

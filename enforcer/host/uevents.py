@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 _KERNEL_GROUP = 1  # the kernel's own messages, not udev's repetition of them
 _ACTIONS = frozenset({"add", "remove", "change", "bind", "unbind"})
@@ -50,14 +50,18 @@ def uevent(message: Mapping[str, object]) -> Uevent | None:
     )
 
 
-def listen() -> Iterator[Uevent]:
-    """GPU events as they happen, for ever. Raises OSError where netlink is not allowed."""
+def listen(ready: Callable[[], None]) -> Iterator[Uevent]:
+    """GPU events as they happen, for ever; ``ready`` is called once none can be missed any more.
+
+    Belongs to the thread that iterates it. Raises OSError where netlink is not allowed.
+    """
     # Its import probes traffic control, and warns of kernels without it.
-    logging.getLogger("pyroute2").setLevel(logging.ERROR)
+    logging.getLogger("pyroute2").propagate = False
     from pyroute2 import UeventSocket  # noqa: PLC0415 - 10 MiB that only a listener needs
 
     with UeventSocket() as socket:
         socket.bind(groups=_KERNEL_GROUP)
+        ready()
         while True:
             for message in socket.get():
                 event = uevent(message)
