@@ -31,6 +31,7 @@ struct agent {
 	uint64_t handle;
 	int gpu; /* place in the slice, RF_GPU_FOREIGN or NOT_A_GPU */
 	bool masked;
+	bool no_cu; /* the mask names none that this GPU has */
 	uint32_t mask_words;
 	uint32_t mask[RF_MASK_WORDS];
 };
@@ -367,7 +368,7 @@ static hsa_status queue_create_with(hsa_queue_create_t original, struct hsa_hand
 	const struct agent *agent = gpu_agent(handle);
 
 	/* Without the slice nobody can say which CUs are this container's. */
-	if (agent && limits->source == RF_LIMIT_BROKEN)
+	if (agent && (agent->no_cu || limits->source == RF_LIMIT_BROKEN))
 		return HSA_ERROR_OUT_OF_RESOURCES;
 	return created(original(handle, size, type, callback, data, private_segment, group_segment,
 				ret),
@@ -436,7 +437,8 @@ static void read_mask(struct agent *agent, struct hsa_handle handle)
 	if (agent->mask_words > RF_MASK_WORDS)
 		agent->mask_words = RF_MASK_WORDS;
 	memcpy(agent->mask, gpu->cus, sizeof(agent->mask));
-	if (rf_cumask_fit(agent->mask, cu_count, has_pairs(name)))
+	agent->no_cu = !rf_cumask_fit(agent->mask, cu_count, has_pairs(name));
+	if (!agent->no_cu)
 		return;
 	/* No CU at all is no mask for ROCr to set: every queue is refused, and this says why. */
 	rf_log(RF_LOG_ERROR, RF_LOG_MASK,

@@ -7,8 +7,7 @@
  *
  * A slot lives as long as its process. The kernel says when that ends: the owner holds an open
  * file description lock on its slot's first byte, which is dropped with the process however it
- * dies, and /proc knows it by number and start time. Where both processes share a pid namespace
- * /proc decides, because a child of a raw clone may have inherited the lock; elsewhere the lock.
+ * dies, and /proc knows it by number and start time.
  */
 #include "ledger.h"
 
@@ -54,6 +53,8 @@ static struct {
 	int slot;
 	uint32_t generation;
 	struct rf_ledger_file *file;
+	dev_t device;
+	ino_t inode;
 	struct rf_process self;
 	uint32_t account_count;
 	struct account accounts[RF_MAX_GPUS];
@@ -118,22 +119,32 @@ static bool slot_is_locked(int slot)
 	return fcntl(ledger.fd, F_OFD_GETLK, &lock) < 0 || lock.l_type != F_UNLCK;
 }
 
+/*
+ * A lock outlives its owner where a child of a raw clone inherited it, and is lost early where the
+ * owner closed a descriptor it did not know: so where both share a pid namespace, /proc is asked.
+ */
 static bool owner_lives(int number, uint64_t owner)
 {
 	const struct rf_ledger_slot *slot = &ledger.file->slots[number];
 	uint64_t space = load(&slot->pid_namespace);
+	uint64_t start = load(&slot->start);
+	pid_t pid = (pid_t)(uint32_t)owner;
+	bool locked = slot_is_locked(number);
 
-	if (space && space == ledger.self.pid_namespace) {
-		switch (rf_process_alive((pid_t)(uint32_t)owner, load(&slot->start))) {
-		case RF_ALIVE:
-			return true;
-		case RF_DEAD:
-			return false;
-		case RF_CANNOT_TELL:
-			break;
-		}
+	if (!space || space != ledger.self.pid_namespace)
+		return locked;
+	/* Our own number: another copy of this library, or what this process was before an exec. */
+	if (pid == ledger.self.pid && start == ledger.self.start)
+		return locked;
+	switch (rf_process_alive(pid, start)) {
+	case RF_DEAD:
+		return false;
+	case RF_ALIVE:
+		return locked || rf_process_maps(pid, ledger.device, ledger.inode);
+	case RF_CANNOT_TELL:
+		break;
 	}
-	return slot_is_locked(number);
+	return locked;
 }
 
 /* What this process writes into its slot's first word. */
@@ -278,6 +289,8 @@ static bool map_file(const char *path)
 	ledger.file->header.slots = RF_LEDGER_SLOTS;
 	ledger.file->header.gpus = RF_MAX_GPUS;
 	ledger.fd = fd;
+	ledger.device = status.st_dev;
+	ledger.inode = status.st_ino;
 	return true;
 fail:
 	close(fd);

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 struct stat_line {
@@ -94,4 +95,33 @@ enum rf_alive rf_process_alive(pid_t pid, uint64_t start)
 		return RF_DEAD;
 	/* A zombie's number lives on; its other threads may too, which only the lock tells. */
 	return line.state == 'Z' || line.state == 'X' ? RF_CANNOT_TELL : RF_ALIVE;
+}
+
+bool rf_process_maps(pid_t pid, dev_t device, ino_t inode)
+{
+	/* `start-end perms offset major:minor inode path` */
+	char wanted[64], path[32], text[4096 + 1];
+	size_t have = 0;
+	bool found = false;
+	ssize_t got;
+	int fd;
+
+	snprintf(path, sizeof(path), "/proc/%d/maps", (int)pid);
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return true;
+	snprintf(wanted, sizeof(wanted), " %02x:%02x %llu ", major(device), minor(device),
+		 (unsigned long long)inode);
+	while (!found && (got = read(fd, text + have, sizeof(text) - 1 - have)) > 0) {
+		have += (size_t)got;
+		text[have] = '\0';
+		found = strstr(text, wanted) != NULL;
+		/* What is wanted may straddle two reads. */
+		if (have >= sizeof(wanted)) {
+			memmove(text, text + have - sizeof(wanted), sizeof(wanted));
+			have = sizeof(wanted);
+		}
+	}
+	close(fd);
+	return found;
 }

@@ -3,6 +3,7 @@
 #ifndef RINGFENCE_PROCESS_H
 #define RINGFENCE_PROCESS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
 
@@ -23,5 +24,11 @@ void rf_process_self(struct rf_process *ret);
 
 /* Whether the process with this number is still the one that started then, in our namespace. */
 enum rf_alive rf_process_alive(pid_t pid, uint64_t start);
+
+/*
+ * Whether a process still maps this file: after an exec it does not. True where its mappings may
+ * not be read.
+ */
+bool rf_process_maps(pid_t pid, dev_t device, ino_t inode);
 
 #endif

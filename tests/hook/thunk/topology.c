@@ -93,10 +93,25 @@ static void describe_cpu(HsaNodeProperties *properties)
 	strcpy((char *)properties->AMDName, "cpu");
 }
 
+/* `gfx90a` is major 9, minor 0, stepping 10; `gfx1030` is major 10, minor 3, stepping 0. */
+static void read_isa(HSA_ENGINE_ID *ret)
+{
+	const char *text = getenv("THUNK_GFX");
+	HSAuint64 last_two, major;
+
+	text = text && strlen(text) > 2 ? text : "90a";
+	last_two = strtoull(text + strlen(text) - 2, NULL, 16);
+	major = strtoull(text, NULL, 16) >> 8;
+	ret->ui32.uCode = 60;
+	/* The major number is decimal. */
+	ret->ui32.Major = (major >> 4) * 10 + (major & 0xf);
+	ret->ui32.Minor = last_two >> 4;
+	ret->ui32.Stepping = last_two & 0xf;
+}
+
 static void describe_gpu(HSAuint32 node, HsaNodeProperties *properties)
 {
-	HSAuint64 isa = number("THUNK_GFX", 16, 0x90a);
-
+	read_isa(&properties->EngineId);
 	properties->NumFComputeCores = COMPUTE_UNITS * SIMDS_PER_CU;
 	properties->NumSIMDPerCU = SIMDS_PER_CU;
 	properties->NumShaderBanks = 8;
@@ -105,17 +120,13 @@ static void describe_gpu(HSAuint32 node, HsaNodeProperties *properties)
 	properties->MaxWavesPerSIMD = 8;
 	properties->MaxSlotsScratchCU = 32;
 	properties->LDSSizeInKB = 64;
-	properties->WaveFrontSize = isa < 0x1000 ? 64 : 32;
+	properties->WaveFrontSize = properties->EngineId.ui32.Major < 10 ? 64 : 32;
 	properties->NumMemoryBanks = 4;
 	properties->NumCaches = 2;
 	properties->NumIOLinks = 1;
 	properties->NumSdmaEngines = 2;
 	properties->NumSdmaQueuesPerEngine = 8;
 	properties->NumCpQueues = 24;
-	properties->EngineId.ui32.uCode = 60;
-	properties->EngineId.ui32.Major = isa >> 8;
-	properties->EngineId.ui32.Minor = isa >> 4 & 0xf;
-	properties->EngineId.ui32.Stepping = isa & 0xf;
 	properties->Capability.ui32.DoorbellType = 2;
 	properties->Capability.ui32.SVMAPISupported = 1;
 	properties->VendorId = 0x1002;
