@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _LIST_SECONDS = 10.0
 _RETRY_SECONDS = (0.5, 15.0)
 """Shortest and longest pause before the API server is asked again."""
+_REMEMBERED = 1000
+"""UIDs of deleted pods."""
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +34,7 @@ class PodCache:
         self._resource = resource
         self._changed = threading.Condition()
         self._pods: dict[tuple[str, str], Pod] = {}
+        self._deleted: dict[str, None] = {}
         self._node: Node | None = None
         self._version = 0
         self._watches = (
@@ -100,12 +103,10 @@ class PodCache:
         self._list_pods(self._api.list_pods(left))
 
     def absorb_pod(self, pod: Json) -> Pod:
-        """Take in a pod read or patched elsewhere, unless the cache knows a newer one."""
+        """Take in a pod read or patched elsewhere, unless the cache knows better."""
         parsed = parse_pod(pod, self._resource)
         with self._changed:
-            key = parsed.namespace, parsed.name
-            if _newer(parsed, self._pods.get(key)):
-                self._pods[key] = parsed
+            if self._take(parsed):
                 self._touch()
         return parsed
 
@@ -122,17 +123,38 @@ class PodCache:
         self._version += 1
         self._changed.notify_all()
 
+    def _take(self, pod: Pod) -> bool:
+        key = pod.namespace, pod.name
+        known = self._pods.get(key)
+        if pod.uid in self._deleted or not _newer(pod, known):
+            return False
+        if known is not None and known.uid != pod.uid:
+            self._drop(known)
+        self._pods[key] = pod
+        return True
+
+    def _drop(self, pod: Pod) -> None:
+        del self._pods[pod.namespace, pod.name]
+        # An answer that is older than its deletion may still be on its way here.
+        self._deleted[pod.uid] = None
+        while len(self._deleted) > _REMEMBERED:
+            del self._deleted[next(iter(self._deleted))]
+
     def _list_pods(self, answer: Json) -> None:
-        pods = {}
-        for item in answer.get("items") or []:
-            pod = parse_pod(item, self._resource)
-            pods[pod.namespace, pod.name] = pod
+        version = answer["metadata"]["resourceVersion"]
+        listed = [parse_pod(item, self._resource) for item in answer.get("items") or []]
+        uids = {pod.uid for pod in listed}
         with self._changed:
-            for key, known in self._pods.items():
-                if key in pods and not _newer(pods[key], known):
-                    pods[key] = known
-            if pods != self._pods:
-                self._pods = pods
+            # A watch may have told more than this list knows: newer pods stay.
+            gone = [
+                pod
+                for pod in self._pods.values()
+                if pod.uid not in uids and not _later(pod.resource_version, version)
+            ]
+            for pod in gone:
+                self._drop(pod)
+            taken = [self._take(pod) for pod in listed]
+            if gone or any(taken):
                 self._touch()
 
     def _list_nodes(self, answer: Json) -> None:
@@ -140,14 +162,17 @@ class PodCache:
             self.absorb_node(item)
 
     def _pod_event(self, kind: str, item: Json) -> None:
-        if kind != "DELETED":
-            self.absorb_pod(item)
-            return
         pod = parse_pod(item, self._resource)
         with self._changed:
             known = self._pods.get((pod.namespace, pod.name))
-            if known is not None and known.uid == pod.uid:
-                del self._pods[pod.namespace, pod.name]
+            if kind == "DELETED":
+                if known is not None and known.uid == pod.uid:
+                    self._drop(known)
+                    self._touch()
+                return
+            if kind == "ADDED":
+                self._deleted.pop(pod.uid, None)
+            if self._take(pod):
                 self._touch()
 
     def _node_event(self, kind: str, item: Json) -> None:
@@ -156,12 +181,14 @@ class PodCache:
 
 
 def _newer(one: Pod | Node, known: Pod | Node | None) -> bool:
-    if known is None or one.uid != known.uid:
-        return True
-    versions = one.resource_version, known.resource_version
-    if all(version.isascii() and version.isdigit() for version in versions):
-        return int(versions[0]) > int(versions[1])
-    return versions[0] != versions[1]
+    return known is None or _later(one.resource_version, known.resource_version)
+
+
+def _later(one: str, other: str) -> bool:
+    """True if a resource version is later than another; of those that are no numbers, any is."""
+    if all(version.isascii() and version.isdigit() for version in (one, other)):
+        return int(one) > int(other)
+    return one != other
 
 
 class _Watch:
@@ -198,7 +225,8 @@ class _Watch:
                 return
 
     def join(self) -> None:
-        self._thread.join(timeout=10)
+        if self._thread.ident is not None:
+            self._thread.join(timeout=10)
 
     def _run(self) -> None:
         version: str | None = None

@@ -159,6 +159,9 @@ def running_bench(root: Path, cards: tuple[Card, ...]) -> Iterator[Bench]:
             for process in bench.processes:
                 process.kill()
                 process.wait()
+            if bench.processes:
+                # Shown by pytest with a failure.
+                sys.stdout.write(bench.log)
 
 
 @pytest.fixture

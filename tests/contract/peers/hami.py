@@ -1,13 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a HAMi scheduler does to a pod: Filter's annotations, the node lock, Bind."""
+"""What a HAMi scheduler does to a pod: Filter's annotations, the node lock, Bind.
+
+By itself, against a server that listens at ``URL``; it prints the bound pod::
+
+    python -m tests.contract.peers.hami --server URL --node node1 --pod a \
+        --container app=1 --devices "<gpu id>,AMD Instinct MI300X,4096,76:;"
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
+import sys
 import time
+import urllib.request
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.contract.peers.apiserver import ApiServer
 
 Json = dict[str, Any]
@@ -52,13 +64,71 @@ def filter_pod(item: Json, node: str, devices: str) -> Json:
 def bind(api: ApiServer, item: Json, node: str, devices: str, *, lock: bool = True) -> Json:
     """Schedule a pod: Filter, lock, phase, binding, in a scheduler's order."""
     item = api.put_pod(filter_pod(item, node, devices))
-    metadata = item["metadata"]
-    key = metadata["namespace"], metadata["name"]
-    if lock:
-        value = f"{datetime.now(UTC).isoformat()},{key[0]},{key[1]}"
-        api.store.patch(
-            "nodes", ("", node), {"metadata": {"annotations": {"hami.io/mutex.lock": value}}}
-        )
+    key = item["metadata"]["namespace"], item["metadata"]["name"]
+    return _bind(
+        *key,
+        node,
+        lambda patch: api.store.patch("nodes", ("", node), patch) if lock else {},
+        lambda patch: api.store.patch("pods", key, patch),
+    )
+
+
+def _bind(
+    namespace: str,
+    name: str,
+    node: str,
+    patch_node: Callable[[Json], Json],
+    patch_pod: Callable[[Json], Json],
+) -> Json:
+    value = f"{datetime.now(UTC).isoformat()},{namespace},{name}"
+    patch_node({"metadata": {"annotations": {"hami.io/mutex.lock": value}}})
     phase = {"hami.io/bind-phase": "allocating", "hami.io/bind-time": str(int(time.time()))}
-    api.store.patch("pods", key, {"metadata": {"annotations": phase}})
-    return api.store.patch("pods", key, {"spec": {"nodeName": node}})
+    patch_pod({"metadata": {"annotations": phase}})
+    return patch_pod({"spec": {"nodeName": node}})
+
+
+def _request(method: str, url: str, body: Json) -> Json:
+    kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+    request = urllib.request.Request(  # noqa: S310 - the server is a test's
+        url, json.dumps(body).encode(), {"Content-Type": kind}, method=method
+    )
+    with urllib.request.urlopen(request, timeout=10) as response:  # noqa: S310
+        answer: Json = json.load(response)
+        return answer
+
+
+def main(argv: list[str]) -> int:
+    options = argparse.ArgumentParser(prog="python -m tests.contract.peers.hami")
+    options.add_argument("--server", required=True, help="URL of the API server")
+    options.add_argument("--node", required=True, help="where the pod goes")
+    options.add_argument("--pod", required=True, help="its name")
+    options.add_argument("--namespace", default="default")
+    options.add_argument("--uid", help="its UID (default: the server makes one)")
+    options.add_argument(
+        "--container", action="append", default=[], metavar="NAME=GPUS", help="repeatable"
+    )
+    options.add_argument("--devices", required=True, help="hami.io/amd-devices-to-allocate")
+    arguments = options.parse_args(argv)
+    containers = [one.partition("=") for one in arguments.container or ["app=1"]]
+    item = pod(
+        arguments.pod,
+        *(container(name, int(gpus or 0)) for name, _, gpus in containers),
+        namespace=arguments.namespace,
+        uid=arguments.uid,
+    )
+    api = f"{arguments.server.rstrip('/')}/api/v1"
+    path = f"{api}/namespaces/{arguments.namespace}/pods/{arguments.pod}"
+    _request("PUT", path, filter_pod(item, arguments.node, arguments.devices))
+    bound = _bind(
+        arguments.namespace,
+        arguments.pod,
+        arguments.node,
+        lambda patch: _request("PATCH", f"{api}/nodes/{arguments.node}", patch),
+        lambda patch: _request("PATCH", path, patch),
+    )
+    sys.stdout.write(f"{json.dumps(bound)}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
