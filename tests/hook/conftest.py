@@ -22,11 +22,13 @@ _NEEDED = {
     "libamdhip64-dev": Path("/usr/include/hip/hip_runtime_api.h"),
     "libhsa-runtime-dev": Path("/usr/include/hsa/hsa_api_trace.h"),
     "libhsakmt-dev": Path("/usr/include/hsakmt.h"),
+    "libdrm-dev": Path("/usr/include/libdrm/amdgpu_drm.h"),
 }
 _C = ["cc", "-std=gnu11", "-D_GNU_SOURCE", "-O2", "-g", "-Wall", "-Wextra", "-Werror"]
 # The table header includes its siblings the way ROCr's own sources do.
 _CXX = ["c++", "-std=c++17", "-O2", "-w", "-DAMD_INTERNAL_BUILD", "-I/usr/include/hsa"]
 _HIP = ["-D__HIP_PLATFORM_AMD__", "-Wno-unused-result"]
+_LIBRARIES = ["-Wl,--as-needed", "-lamdhip64", "-lhsa-runtime64", "-ldrm", "-ldl", "-lpthread"]
 _WAYS = {
     "hip": ["-lamdhip64"],
     "hip-now": ["-Wl,-z,now", "-lamdhip64"],
@@ -81,8 +83,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     for source in sorted((_HERE / "programs").glob("*.c")):
         if source.stem != "hip":
-            _cc(*_HIP, source, "-lamdhip64", "-lhsa-runtime64", "-ldl", "-lpthread", "-o",
-                (root / "programs") / source.stem)  # fmt: skip
+            _cc(*_HIP, "-I/usr/include/libdrm", source, *_LIBRARIES, "-o",
+                root / "programs" / source.stem)  # fmt: skip
     subprocess.run(
         [*_CXX, "-fPIC", "-shared",
          _HERE / "programs" / "profiler.cc", "-o", root / "programs" / "libprofiler.so"],

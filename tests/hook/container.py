@@ -32,7 +32,6 @@ _OUT = Path("/srv")
 
 _ENTER = """
 set -e
-mount -t overlay -o "lowerdir=/etc,upperdir=$UPPER,workdir=$WORK" overlay /etc
 mount -t tmpfs tmpfs /run
 mkdir -p /run/ringfence
 if [ -d "$ROOT/ledger" ]; then
@@ -46,6 +45,8 @@ for name in hook:ringfence thunk:thunk programs:programs; do
   mount --bind "$BUILT/${name%:*}" "/usr/local/${name#*:}"
 done
 mount --bind "$ROOT/tmp" /tmp
+# Last: it may name files of the hook in ld.so.preload.
+mount -t overlay -o "lowerdir=/etc,upperdir=$UPPER,workdir=$WORK" overlay /etc
 exec env -i "$@"
 """
 
