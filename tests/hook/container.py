@@ -44,9 +44,9 @@ for name in hook:ringfence thunk:thunk programs:programs; do
   mkdir "/usr/local/${name#*:}"
   mount --bind "$BUILT/${name%:*}" "/usr/local/${name#*:}"
 done
-mount --bind "$ROOT/tmp" /tmp
-# Last: it may name files of the hook in ld.so.preload.
+# After the hook: it may be named in ld.so.preload.
 mount -t overlay -o "lowerdir=/etc,upperdir=$UPPER,workdir=$WORK" overlay /etc
+mount --bind "$ROOT/tmp" /tmp
 exec env -i "$@"
 """
 

@@ -66,7 +66,7 @@ def test_a_process_that_drops_both_variables_is_not_held(limited: Container) -> 
 
 def test_a_child_with_an_empty_environment_is_not_held(limited: Container) -> None:
     thunk = f"LD_LIBRARY_PATH={limited.env['LD_LIBRARY_PATH']}"
-    command = ["env", "-i", thunk, PROGRAMS / "hip", "malloc=3000"]
+    command = ["env", "-i", thunk, str(PROGRAMS / "hip"), "malloc=3000"]
     assert limited.run(*command).lines == ESCAPED
 
 
@@ -74,7 +74,7 @@ def test_a_child_with_an_empty_environment_is_held_by_the_preload_file(limited: 
     (limited.root / "etc" / "ld.so.preload").write_text(f"{TOOL}\n")
     thunk = f"LD_LIBRARY_PATH={limited.env['LD_LIBRARY_PATH']}"
     for program in ("hip", "hip-noplt", "hip-dlsym", "hip-hsa"):
-        command = ["env", "-i", thunk, PROGRAMS / program, "malloc=3000", "malloc=1000"]
+        command = ["env", "-i", thunk, str(PROGRAMS / program), "malloc=3000", "malloc=1000"]
         assert limited.run(*command).lines == [*HELD, "malloc 0"]
     # Two ways in at once are one.
     assert limited.hip("malloc=1500", "malloc=1500", "free", "malloc=1500").lines == [

@@ -29,7 +29,7 @@ def holding(container: Container, *orders: str) -> Iterator[subprocess.Popen[str
     process = container.start(PROGRAMS / "hip", *orders, "say=up", "wait", stdin=-1)
     assert process.stdout is not None
     try:
-        lines = []
+        lines: list[str] = []
         while not lines or lines[-1] not in {"up\n", ""}:
             lines.append(process.stdout.readline())
         assert lines[-1] == "up\n", process.communicate()
