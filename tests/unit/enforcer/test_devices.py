@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+from pathlib import Path
+
+import pytest
+
+from enforcer.devices import Devices
+from enforcer.host.roots import Roots
+from enforcer.layers import KernelLayers
+from enforcer.model import GpuLoad, Why
+from tests.testbed.trees import GpuSpec, NodeSpec, write_cgroup, write_sys
+
+GPU = GpuSpec("0000:03:00.0", kfd_id=5, card=1, render=128, vram_used=4096)
+REGION = "drm/0000:03:00.0/vram"
+
+
+@pytest.fixture
+def roots(tmp_path: Path) -> Roots:
+    write_sys(tmp_path / "sys", NodeSpec((GPU,)))
+    write_cgroup(tmp_path / "cgroup", controllers="cpu dmem")
+    return Roots(sys=tmp_path / "sys", cgroup=tmp_path / "cgroup", share=tmp_path)
+
+
+def _devices(roots: Roots, *, use_dmem: bool = True) -> Devices:
+    kernel = KernelLayers(roots.share, roots.share, roots.sys)
+    return Devices(roots, kernel, use_dmem=use_dmem)
+
+
+def _used(roots: Roots, size: int) -> None:
+    (roots.sys / "bus/pci/devices" / GPU.bdf / "mem_info_vram_used").write_text(f"{size}\n")
+
+
+def test_sensors_are_read_now_and_then_only(roots: Roots) -> None:
+    devices = _devices(roots)
+    devices.look(100)
+    assert devices.loads == (GpuLoad(GPU.bdf, 4096, 0, 41.0, 90.0),)
+    _used(roots, 8192)
+    devices.look(104)
+    assert devices.loads[0].vram_used == 4096
+    devices.look(105)
+    assert devices.loads[0].vram_used == 8192
+
+
+def test_gpus_are_counted_again_after_a_change_or_half_a_minute(roots: Roots) -> None:
+    devices = _devices(roots)
+    devices.look(100)
+    node = roots.sys / "class/kfd/kfd/topology/nodes/1/gpu_id"
+    node.write_text("0\n")
+    devices.look(129)
+    assert len(devices.gpus) == 1
+    devices.changed()
+    devices.look(129)
+    assert devices.gpus == ()
+    node.write_text("5\n")
+    devices.look(159)
+    assert len(devices.gpus) == 1
+
+
+def test_a_region_that_took_no_limit_is_never_claimed(roots: Roots) -> None:
+    # A plain directory is no cgroup: the probe's write does not read back.
+    (roots.cgroup / "dmem.capacity").write_text(f"{REGION} 4096\n")
+    devices = _devices(roots)
+    devices.look(100)
+    assert devices.regions == {}
+    assert devices.dmem_off is Why.NOT_IN_PLACE
+    assert devices.dmem.reason is Why.NOT_IN_PLACE
+
+
+def test_a_gpu_without_a_region_is_the_reason(roots: Roots) -> None:
+    (roots.cgroup / "dmem.capacity").write_text("drm/0000:99:00.0/vram 4096\n")
+    devices = _devices(roots)
+    devices.look(100)
+    assert (devices.dmem_off, devices.dmem.reason) == (None, Why.NO_REGION)
+
+
+def test_a_capacity_that_cannot_be_read_is_a_problem(roots: Roots) -> None:
+    (roots.cgroup / "dmem.capacity").write_text("nonsense\n")
+    devices = _devices(roots)
+    devices.look(100)
+    assert "dmem.capacity" in devices.problems[0]
+    assert len(devices.gpus) == 1
+
+
+def test_dmem_that_is_switched_off_is_not_tried(roots: Roots) -> None:
+    (roots.cgroup / "dmem.capacity").write_text(f"{REGION} 4096\n")
+    before = (roots.cgroup / "cgroup.subtree_control").read_text()
+    devices = _devices(roots, use_dmem=False)
+    devices.look(100)
+    assert devices.dmem.reason is Why.SWITCHED_OFF
+    assert (roots.cgroup / "cgroup.subtree_control").read_text() == before
+
+
+def test_a_cgroup1_host_keeps_its_gpus(roots: Roots) -> None:
+    (roots.cgroup / "cgroup.controllers").unlink()
+    devices = _devices(roots)
+    devices.look(100)
+    assert (len(devices.gpus), devices.problems) == (1, [])
