@@ -38,14 +38,15 @@ class KernelTypes:
 
     def __init__(self, library: Libbpf, modules: tuple[str, ...] = MODULES) -> None:
         self._lib = library.lib
-        base = self._lib.btf__load_vmlinux_btf()
-        if not base:
-            raise library.failure(
-                "/sys/kernel/btf/vmlinux: no type information; expected a kernel built with "
-                "CONFIG_DEBUG_INFO_BTF",
-                ctypes.get_errno(),
-            )
-        loaded = (self._lib.btf__load_module_btf(module.encode(), base) for module in modules)
+        with library.listening():
+            base = self._lib.btf__load_vmlinux_btf()
+            if not base:
+                raise library.failure(
+                    "/sys/kernel/btf/vmlinux: no type information; expected a kernel built with "
+                    "CONFIG_DEBUG_INFO_BTF",
+                    ctypes.get_errno(),
+                )
+            loaded = [self._lib.btf__load_module_btf(name.encode(), base) for name in modules]
         self._all: list[int] = [base, *(btf for btf in loaded if btf)]
         self._modules = modules
 

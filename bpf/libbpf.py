@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+from contextlib import contextmanager
 from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint32, c_uint64, c_void_p
 from typing import TYPE_CHECKING, Any, Final
 
@@ -94,7 +95,7 @@ class Libbpf:
     def __init__(self, name: str = _LIBRARY) -> None:
         try:
             self.lib = ctypes.CDLL(name, use_errno=True)
-            self.libc = ctypes.CDLL(None)
+            self._libc = ctypes.CDLL(None)
             for symbol, (result, arguments) in _SIGNATURES.items():
                 function = getattr(self.lib, symbol)
                 function.restype, function.argtypes = result, arguments
@@ -102,15 +103,27 @@ class Libbpf:
             raise BpfError(
                 f"{name}: {error}; expected libbpf 1.0 or newer (package libbpf1, libbpf)"
             ) from None
-        self.libc.vsnprintf.argtypes = (c_void_p, c_size_t, c_char_p, c_void_p)
+        self._libc.vsnprintf.argtypes = (c_void_p, c_size_t, c_char_p, c_void_p)
         self._log: list[str] = []
         self._print = _PRINT(self._record)
-        self.lib.libbpf_set_print(ctypes.cast(self._print, c_void_p))
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take what libbpf prints meanwhile as the reason of a failure.
+
+        Its printer is one per process, so it is ours only inside: it must not outlive us.
+        """
+        self._log = []
+        before = self.lib.libbpf_set_print(ctypes.cast(self._print, c_void_p))
+        try:
+            yield
+        finally:
+            self.lib.libbpf_set_print(before)
 
     def _record(self, level: int, form: bytes, values: int) -> int:
         if level < _LEVEL_DEBUG:
             buffer = ctypes.create_string_buffer(8192)
-            self.libc.vsnprintf(buffer, len(buffer), form, values)
+            self._libc.vsnprintf(buffer, len(buffer), form, values)
             lines = buffer.value.decode(errors="replace").splitlines()
             self._log = [*self._log, *(line for line in lines if line.strip())][-_LOG_LINES:]
         return 0
@@ -141,25 +154,26 @@ class Libbpf:
         if not path.is_file():
             raise BpfError(f"{path}: no such BPF object; `make generate` builds it")
         options = _OpenOpts(ctypes.sizeof(_OpenOpts), None, False, os.fsencode(pin_root))
-        self._log = []
-        return self._pointer(
-            f"{path}: not a BPF object we can open",
-            self.lib.bpf_object__open_file(os.fsencode(path), byref(options)),
-        )
+        with self.listening():
+            return self._pointer(
+                f"{path}: not a BPF object we can open",
+                self.lib.bpf_object__open_file(os.fsencode(path), byref(options)),
+            )
 
     def set_constant(self, opened: int, section: str, value: bytes) -> None:
         """The content of a constant section, before loading."""
-        found = self.lib.bpf_object__find_map_by_name(opened, section.encode())
         what = f"BPF object without a section {section}"
-        self._check(
-            what,
-            self.lib.bpf_map__set_initial_value(self._pointer(what, found), value, len(value)),
-        )
+        with self.listening():
+            found = self.lib.bpf_object__find_map_by_name(opened, section.encode())
+            self._check(
+                what,
+                self.lib.bpf_map__set_initial_value(self._pointer(what, found), value, len(value)),
+            )
 
     def load_object(self, opened: int, what: str) -> None:
         """Through the verifier, maps pinned."""
-        self._log = []
-        self._check(f"{what}: not accepted by the kernel", self.lib.bpf_object__load(opened))
+        with self.listening():
+            self._check(f"{what}: not accepted by the kernel", self.lib.bpf_object__load(opened))
 
     def close_object(self, opened: int) -> None:
         """What is pinned stays."""
@@ -182,12 +196,12 @@ class Libbpf:
 
     def attach_pinned(self, program: int, name: str, path: Path) -> None:
         """Attach, and pin the link so that it outlives us."""
-        self._log = []
-        link = self._pointer(f"{name}: cannot attach", self.lib.bpf_program__attach(program))
-        try:
-            self._check(f"{path}: cannot pin", self.lib.bpf_link__pin(link, os.fsencode(path)))
-        finally:
-            self.lib.bpf_link__destroy(link)
+        with self.listening():
+            link = self._pointer(f"{name}: cannot attach", self.lib.bpf_program__attach(program))
+            try:
+                self._check(f"{path}: cannot pin", self.lib.bpf_link__pin(link, os.fsencode(path)))
+            finally:
+                self.lib.bpf_link__destroy(link)
 
     # Maps
 
@@ -255,7 +269,8 @@ class Libbpf:
 
     def ring_buffer(self, fd: int) -> RingBuffer:
         """A reader of a ring buffer map; there must be only one at a time."""
-        return RingBuffer(self.lib, fd, self.failure)
+        with self.listening():
+            return RingBuffer(self.lib, fd, self.failure)
 
 
 class RingBuffer:

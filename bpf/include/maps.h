@@ -4,27 +4,34 @@
  * /sys/fs/bpf/ringfence/1/ and outlives every process. A change to any layout here is a new schema
  * (a new directory); bpf/decode.py holds the same layouts for user space.
  *
- * No map grows: each has its size below, with the kernel memory it costs when full (measured
- * layout of a hash element: 48 bytes + key + value). "On demand" maps cost nothing while empty.
+ * No map grows: each has its size below, with the kernel memory it costs when full. A hash element
+ * is 48 bytes, its key and its value, rounded up; a bucket is 16 bytes and there from the start.
+ * "On demand": only the buckets are there while the map is empty.
  */
 #ifndef RINGFENCE_MAPS_H
 #define RINGFENCE_MAPS_H
 
 #include "kernel.h"
 
-#define MAX_LIMITS    16384 /*  1.4 MiB: 512 pods x 2 cgroups x 16 GPUs */
-#define MAX_USAGES    32768 /*  4.0 MiB, on demand: twice the limits, orphans stay a while */
-#define MAX_TENANTS   4096 /*  0.3 MiB: pods and containers that hold a share */
-#define MAX_GPUS      1024 /*  0.1 MiB: 64 partitions x 8 GPUs x (card + render node) */
-#define MAX_BUFFERS   1048576 /*  112 MiB, on demand: buffers of tenants alive at once */
-#define MAX_RESOURCES 1048576 /*  112 MiB, on demand: TTM resources of those buffers */
-#define EVENTS_BYTES  262144 /*  0.25 MiB */
+/* 1.5 MiB: 512 pods, each with a container, on 16 GPUs. */
+#define MAX_LIMITS 16384
+/* 4.5 MiB, on demand (0.5 MiB): twice the limits, for what outlives its container. */
+#define MAX_USAGES 32768
+/* 0.3 MiB: pods and containers that hold a share. */
+#define MAX_TENANTS 4096
+/* 0.1 MiB: 8 GPUs of 64 partitions, a card and a render node each. */
+#define MAX_GPUS 1024
+/* 144 MiB each, on demand (16 MiB): live buffers of tenants, and their TTM resources. */
+#define MAX_BUFFERS   1048576
+#define MAX_RESOURCES 1048576
+#define EVENTS_BYTES  262144
 
 /*
- * One tenant may hold this many buffers, and the node this many less than the map takes, so that
- * neither a million tiny buffers nor many creations at once find the map full.
+ * One tenant may hold this many buffers on a GPU, the driver's own for it included, and all of them
+ * this many less than the map takes: neither a million tiny buffers nor many creations at once
+ * find the map full.
  */
-#define MAX_BUFFERS_PER_TENANT (MAX_BUFFERS / 8)
+#define MAX_BUFFERS_PER_TENANT (MAX_BUFFERS / 4)
 #define BUFFERS_SPARE	       4096
 
 /* A pod and its container; two more for nested nodes. */
@@ -172,7 +179,7 @@ PINNED_MAP(active, BPF_MAP_TYPE_ARRAY, __u32, struct acting, PARTS, 0);
 PINNED_MAP(limits, BPF_MAP_TYPE_HASH, struct ledger_key, struct limit, MAX_LIMITS, 0);
 PINNED_MAP(usage, BPF_MAP_TYPE_HASH, struct ledger_key, struct usage, MAX_USAGES,
 	   BPF_F_NO_PREALLOC);
-/* cgroup -> number of its limits: "is the caller one of ours" without knowing a GPU. */
+/* A set of cgroups: "is the caller one of ours" without knowing a GPU. */
 PINNED_MAP(tenants, BPF_MAP_TYPE_HASH, __u64, __u32, MAX_TENANTS, 0);
 PINNED_MAP(gpus_by_kfd_id, BPF_MAP_TYPE_HASH, __u32, __u64, MAX_GPUS, 0);
 PINNED_MAP(gpus_by_minor, BPF_MAP_TYPE_HASH, __u32, __u64, MAX_GPUS, 0);

@@ -37,6 +37,9 @@ DOMAIN_VRAM: Final = 4
 SET_PLACEMENT: Final = 1
 
 _PAGE: Final = 4096
+_MAP_LOW: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x40  # MAP_32BIT
+# push %rbx; mov $54,%eax (ioctl); mov %edi,%ebx; mov %esi,%ecx; int $0x80; pop %rbx; ret
+_CALL32: Final = bytes.fromhex("53 b8 36 00 00 00 89 fb 89 f1 cd 80 5b c3")
 
 
 class Driver:
@@ -44,6 +47,13 @@ class Driver:
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
+        self._libc.mmap.restype = ctypes.c_void_p
+        self._libc.mmap.argtypes = (
+            ctypes.c_void_p,
+            ctypes.c_size_t,
+            *[ctypes.c_int] * 3,
+            ctypes.c_long,
+        )
         self._files: dict[str, int] = {}
         self._next_va = 1 << 32
 
@@ -62,6 +72,42 @@ class Driver:
         window = (ctypes.c_char * _PAGE).from_buffer(mmap.mmap(memory, _PAGE))
         os.close(memory)
         self._call(path, command, window)
+
+    def call32(self, path: str, command: int, arguments: bytes) -> None:
+        """The call as a 32-bit process makes it: int $0x80, arguments below 4 GiB."""
+        low = self._libc.mmap(
+            None, _PAGE, mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC, _MAP_LOW, -1, 0
+        )
+        ctypes.memmove(low, _CALL32, len(_CALL32))
+        ctypes.memmove(low + _PAGE // 2, arguments, len(arguments))
+        function = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_uint] * 3)(low)
+        result = function(self._files[path], command, low + _PAGE // 2)
+        if result < 0:
+            raise OSError(-result, os.strerror(-result))
+
+    def switch(self, path: str, sizes: tuple[int, int], calls: int) -> int:
+        """Create buffers while another thread switches the size to and fro; how many were made."""
+        arguments = ctypes.create_string_buffer(struct.pack("=QQQQ", sizes[0], 0, DOMAIN_VRAM, 0))
+        size = ctypes.c_uint64.from_buffer(arguments)
+        domains = ctypes.c_uint64.from_buffer(arguments, 16)
+        ended = threading.Event()
+
+        def to_and_fro() -> None:
+            while not ended.is_set():
+                size.value, domains.value = sizes[0], DOMAIN_VRAM
+                size.value = sizes[1]
+
+        switching = threading.Thread(target=to_and_fro)
+        switching.start()
+        made = 0
+        for _ in range(calls):
+            domains.value = DOMAIN_VRAM
+            with contextlib.suppress(OSError):
+                self._call(path, GEM_CREATE, arguments)
+                made += 1
+        ended.set()
+        switching.join()
+        return made
 
     def _call(self, path: str, command: int, memory: ctypes.Array[ctypes.c_char]) -> bytes:
         result = self._libc.ioctl(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import struct
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -306,6 +307,28 @@ class TestWordsNoLibraryWrites:
         assert usage.reserved == 0
         assert usage.requested <= 8 * MIB
 
+    def test_a_32_bit_call_is_held_like_any_other(self, node: Node) -> None:
+        box = node.cgroup("box", 8 * MIB)
+        caller = node.caller(box)
+        fits = struct.pack("=QQQQ", 8 * MIB, 0, DOMAIN_VRAM, 0)
+        page = struct.pack("=QQQQ", PAGE, 0, DOMAIN_VRAM, 0)
+        caller.do("call32", node.render, GEM_CREATE, fits)
+        assert node.usage(box).requested == 8 * MIB
+        assert caller.refused("call32", node.render, GEM_CREATE, page) == "ENOMEM"
+        assert node.usage(box).reserved == 0
+
+    def test_a_size_switched_behind_the_gates_back_is_charged_as_the_driver_took_it(
+        self, node: Node
+    ) -> None:
+        box = node.cgroup("box", 64 * MIB)
+        caller = node.caller(box)
+        made = caller.do("switch", node.render, (PAGE, MIB), 400)
+        usage = node.usage(box)
+        print(made, usage, {name: node.counted(name) for name in ("settled_up", "settled_down")})
+        assert made > 0
+        assert usage.requested == usage.resident
+        assert usage.reserved == 0
+
     def test_arguments_that_are_not_in_memory_are_refused_and_counted(self, node: Node) -> None:
         caller = node.caller(node.cgroup("box", 8 * MIB))
         before = node.counted("refused_arguments")
@@ -431,6 +454,7 @@ class TestTakingOver:
         while os.waitpid(child, os.WNOHANG) == (0, 0):
             tried += 1
             admitted += not caller.refused("gem_create", node.render, PAGE)
+            time.sleep(0.001)
         assert tried > 100
         assert admitted == 0
         assert node.usage(box).requested == MIB
