@@ -371,7 +371,7 @@ def unload(pin_root: Path = PIN_ROOT) -> None:
     if not pin_root.is_dir():
         return
     with _locked(pin_root):
-        # The kernel detaches a program some time after its link is gone: it must not act until then.
+        # The kernel detaches a program a while after its link is gone: it must not act until then.
         with suppress(BpfError), Maps(Libbpf(), pin_root) as maps:
             for part in _Part:
                 maps._set_acting(part, 0, 0)
