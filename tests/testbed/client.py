@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.testbed.cache import digest
+from tests.testbed.cache import digest, digest_files
 
 if TYPE_CHECKING:
     from tests.testbed.cache import Cache, Report, Step
@@ -21,5 +21,6 @@ def prepare(cache: Cache, report: Report) -> Path:
     def make(into: Path, step: Step) -> None:
         step.run(["gcc", *_FLAGS, "-o", into / SOURCE.stem, SOURCE])
 
-    key = digest(SOURCE.read_bytes(), *_FLAGS)
+    sources = SOURCE.parent.glob("*.[ch]")
+    key = digest(digest_files(sources, SOURCE.parent), *_FLAGS)
     return cache.ensure("client", SOURCE.stem, key, report, make) / SOURCE.stem

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -90,8 +91,9 @@ def test_a_refused_or_failed_call_leaves_no_reservation(
 ) -> None:
     one = tenant(pods, enforcer, gpu, 64)
     assert one.client.refused(f"kfd-alloc {gpu.kfd_id} {65 * MIB}") == "ENOMEM"
-    # Within the slice, but the driver itself says no: VRAM and GTT at once is no placement.
-    assert one.client.refused(f"kfd-alloc {gpu.kfd_id} {MIB} 0x3") != ""
+    # Within the slice, but the driver itself says no: a flag it does not know.
+    arguments = struct.pack("<QQQQ", MIB, 4096, 4, 1 << 63).hex()
+    assert one.client.refused(f"ioctl drm 0xc0206440 {arguments}") == "EINVAL"
     row = ledger(one.pod.cgroup_id, gpu.bdf)
     assert (row.requested, row.reserved) == (0, 0)
     one.client.kfd_alloc(gpu, 64 * MIB)
