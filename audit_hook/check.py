@@ -8,6 +8,8 @@ what the libc of an unpacked image means for the hook.
 from __future__ import annotations
 
 import argparse
+import fnmatch
+import os
 import re
 import sys
 from dataclasses import dataclass, field
@@ -216,46 +218,60 @@ class Image:
     notes: tuple[str, ...] = field(default=())
 
 
-_LOADERS = ("lib64/ld-linux-x86-64.so.2", "lib/ld-linux-aarch64.so.1", "lib/ld-linux-*.so.*")
-_LIB_DIRS = ("lib", "lib64", "usr/lib", "usr/lib64", "lib/*-linux-gnu", "usr/lib/*-linux-gnu")
+_LIB_DIRS = ("lib", "lib64", "usr/lib", "usr/lib64")
+_MULTIARCH = "*-linux-gnu"
+_MAX_LINKS = 40
 _TLS_HUNGRY = ("libjemalloc.so*", "libtcmalloc*.so*")
 _TUNABLE_SINCE = (2, 32)
 _AUDIT_SINCE = (2, 35)
 _AUDIT_BACKPORT = (2, 34)
 
 
-def _inside(root: Path, path: Path) -> Path | None:
-    """Follow links as the image's own root would, at most 40 of them."""
-    for _ in range(40):
+def _resolve(root: Path, name: str) -> Path | None:
+    """Where a path of the image leads, links followed as the image's own root would have it."""
+    pending = [part for part in reversed(name.split("/")) if part not in {"", "."}]
+    done: list[str] = []
+    links = 0
+    while pending:
+        part = pending.pop()
+        if part == "..":
+            del done[-1:]
+            continue
+        path = root.joinpath(*done, part)
         try:
             if not path.is_symlink():
-                return path if path.is_file() else None
-            target = path.readlink()
+                done.append(part)
+                continue
+            target = str(path.readlink())
         except OSError:
             return None
-        path = root / str(target).lstrip("/") if target.is_absolute() else path.parent / target
-        parts: list[str] = []
-        try:
-            relative = path.relative_to(root)
-        except ValueError:
+        links += 1
+        if links > _MAX_LINKS:
             return None
-        for part in relative.parts:
-            if part == "..":
-                if parts:
-                    parts.pop()
-            elif part != ".":
-                parts.append(part)
-        path = root.joinpath(*parts)
-    return None
+        if target.startswith("/"):
+            done.clear()
+        pending += [part for part in reversed(target.split("/")) if part not in {"", "."}]
+    return root.joinpath(*done)
+
+
+def _entries(root: Path, directory: str) -> list[str]:
+    path = _resolve(root, directory)
+    try:
+        return sorted(os.listdir(path)) if path is not None else []
+    except OSError:
+        return []
 
 
 def _find(root: Path, patterns: Sequence[str]) -> Iterator[Path]:
-    for directory in _LIB_DIRS:
-        for pattern in patterns:
-            for found in sorted(root.glob(f"{directory}/{pattern}")):
-                real = _inside(root, found)
-                if real is not None:
-                    yield real
+    """The files in the image's library directories whose names match."""
+    for top in _LIB_DIRS:
+        multiarch = fnmatch.filter(_entries(root, top), _MULTIARCH)
+        for directory in (top, *(f"{top}/{name}" for name in multiarch)):
+            for pattern in patterns:
+                for name in fnmatch.filter(_entries(root, directory), pattern):
+                    real = _resolve(root, f"{directory}/{name}")
+                    if real is not None and real.is_file():
+                        yield real
 
 
 def glibc_version(libc: bytes) -> Version | None:
@@ -264,10 +280,9 @@ def glibc_version(libc: bytes) -> Version | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
-def _lav(loader: bytes) -> bool | None:
-    """Whether the loader offers audit version 2: plain 2.34 does not, its branch does."""
-    # The fix for bug 15533 came with a new internal name on the branch.
-    return b"_dl_audit_symbind_alt" in loader or None
+def _offers_version_2(loader: bytes) -> bool:
+    """Whether a 2.34 loader has the branch's fix for bug 15533, by a name that came with it."""
+    return b"_dl_audit_symbind_alt" in loader
 
 
 def inspect_image(root: Path) -> Image:
@@ -303,7 +318,7 @@ def _glibc_image(root: Path, version: Version | None) -> Image:
     audits = version is not None and version >= _AUDIT_SINCE
     if version == _AUDIT_BACKPORT:
         loader = next(_find(root, ("ld-linux-*.so.*",)), None)
-        audits = loader is not None and bool(_lav(loader.read_bytes()))
+        audits = loader is not None and _offers_version_2(loader.read_bytes())
         notes.append("glibc 2.34: the auditor " + ("loads" if audits else "takes itself out"))
     elif version is not None and not audits:
         notes.append(

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The build lets no object out that an image could fail to load."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from audit_hook import check
+from audit_hook.check import Libc, Rule, auditor_rule, glibc_version, inspect_image, main
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RULE = Rule("libx.so", frozenset({"f"}), frozenset({"libc.so.6"}), (2, 17))
+GOOD = 'int getpid(void); __attribute__((visibility("default"))) int f(void) { return getpid(); }'
+
+
+def build(directory: Path, source: str, *flags: str) -> Path:
+    code = directory / "x.c"
+    code.write_text(source)
+    out = directory / "libx.so"
+    subprocess.run(
+        ["cc", "-w", "-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-soname,libx.so",
+         "-Wl,-z,noexecstack", code, *flags, "-o", out],
+        check=True,
+    )  # fmt: skip
+    return out
+
+
+def found(path: Path, rule: Rule = RULE) -> list[str]:
+    return check.problems(check.read_elf(path), rule)
+
+
+def test_a_fit_object_passes(tmp_path: Path) -> None:
+    assert found(build(tmp_path, GOOD)) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "flags", "expected"),
+    [
+        (GOOD, ["-Wl,-soname,liby.so"], "its name is liby.so, expected libx.so"),
+        (GOOD, ["-Wl,--no-as-needed", "-lm"], "needs libm.so.6: an image may not have it"),
+        (
+            f"int pthread_once(void*,void*); int g(void) {{ return pthread_once(0,0); }} {GOOD}",
+            [],
+            "asks for GLIBC_2.34, expected at most GLIBC_2.17",
+        ),
+        (f"__thread int t; int *g(void) {{ return &t; }} {GOOD}", [], "thread-local storage"),
+        (
+            f'__attribute__((visibility("default"))) int extra; {GOOD}',
+            [],
+            "exports extra, which exports.map does not",
+        ),
+        ("static int g;", [], "does not export f"),
+        (GOOD, ["-Wl,-z,execstack"], "asks for an executable stack"),
+        (GOOD, ["-nostdlib", "-Wl,-N"], "has code that can be written"),
+    ],
+)
+def test_an_unfit_object_is_named_with_its_reason(
+    tmp_path: Path, source: str, flags: list[str], expected: str
+) -> None:
+    assert any(expected in problem for problem in found(build(tmp_path, source, *flags)))
+
+
+def test_an_auditor_may_leave_nothing_undefined(tmp_path: Path) -> None:
+    source = "int hidden_need(void); " + "".join(
+        f'__attribute__((visibility("default"))) int {name}(void) {{ return hidden_need(); }}'
+        for name in sorted(auditor_rule().exports)
+    )
+    out = build(tmp_path, source, "-nostdlib", "-Wl,-soname,libringfence-audit.so")
+    assert found(out, auditor_rule()) == ["leaves hidden_need undefined"]
+
+
+def test_the_commands_exit_says_whether_an_object_is_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = build(tmp_path, GOOD)
+    assert main(["tool", str(out)]) == 1
+    assert f"{out}: its name is libx.so" in capsys.readouterr().err
+    out.write_text("no ELF file")
+    assert main(["tool", str(out)]) == 1
+    assert "expected an ELF file" in capsys.readouterr().err
+    assert main(["tool", str(tmp_path / "absent")]) == 1
+    assert "absent" in capsys.readouterr().err
+
+
+def test_a_version_script_without_globals_is_an_error(tmp_path: Path) -> None:
+    script = tmp_path / "exports.map"
+    script.write_text("{ local: *; };")
+    with pytest.raises(ValueError, match=r"exports\.map"):
+        check.exports_of(script)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.lists(st.tuples(st.floats(0, 1), st.binary(min_size=1, max_size=8)), max_size=6))
+def test_a_garbled_object_is_an_error_and_not_a_crash(
+    garbled: tuple[bytes, Path], changes: list[tuple[float, bytes]]
+) -> None:
+    original, path = garbled
+    raw = bytearray(original)
+    for place, piece in changes:
+        # Headers and section tables are where a reader breaks.
+        at = int(place * 1024) if place < 0.5 else int(place * (len(raw) - 1))
+        raw[at : at + len(piece)] = piece
+    path.write_bytes(raw)
+    with contextlib.suppress(ValueError):
+        check.read_elf(path)
+
+
+@pytest.fixture(scope="module")
+def garbled(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, Path]:
+    directory = tmp_path_factory.mktemp("garbled")
+    path = build(directory, GOOD)
+    return path.read_bytes(), path
+
+
+@pytest.mark.parametrize(
+    ("banner", "version"),
+    [
+        (b"GNU C Library (Debian GLIBC 2.36-9+deb12u9) stable release version 2.36.\n", (2, 36)),
+        (b"GNU C Library (Ubuntu GLIBC 2.31-0ubuntu9.9) stable release version 2.31.\n", (2, 31)),
+        (b"GNU C Library (GNU libc) development release version 2.42.9000.\n", (2, 42)),
+        (b"GNU C Library\nstable release version 2.36.\n", None),
+        (b"musl libc", None),
+    ],
+)
+def test_the_glibc_release_is_read_from_its_banner(
+    banner: bytes, version: tuple[int, int] | None
+) -> None:
+    assert glibc_version(b"\0\x7f" + banner + b"\0") == version
+
+
+def image(root: Path, banner: str | None, loader: bytes = b"", *others: str) -> Path:
+    lib = root / "usr" / "lib" / "x86_64-linux-gnu"
+    lib.mkdir(parents=True)
+    (root / "lib").symlink_to("usr/lib")
+    if banner is not None:
+        text = f"GNU C Library (X) stable release version {banner}.\n"
+        (lib / "libc-real.so").write_text(text)
+        # An absolute link is one of the image, not of the node.
+        (lib / "libc.so.6").symlink_to("/usr/lib/x86_64-linux-gnu/libc-real.so")
+        (lib / "ld-linux-x86-64.so.2").write_bytes(loader)
+    for name in others:
+        (lib.parent / name).write_bytes(b"")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("banner", "loader", "auditor", "tool"),
+    [
+        ("2.36", b"", True, True),
+        ("2.35", b"", True, True),
+        ("2.34", b"\0_dl_audit_symbind_alt\0", True, True),
+        ("2.34", b"", False, True),
+        ("2.31", b"", False, True),
+        ("2.17", b"", False, True),
+        ("2.12", b"", False, False),
+    ],
+)
+def test_an_images_glibc_says_which_part_loads(
+    tmp_path: Path, banner: str, loader: bytes, auditor: bool, tool: bool
+) -> None:
+    result = inspect_image(image(tmp_path, banner, loader))
+    assert result.libc is Libc.GLIBC
+    assert (result.auditor_loads, result.tool_loads) == (auditor, tool)
+
+
+def test_an_image_with_jemalloc_is_told_of_the_tunable(tmp_path: Path) -> None:
+    result = inspect_image(image(tmp_path, "2.36", b"", "libjemalloc.so.2"))
+    assert any("optional_static_tls" in note for note in result.notes)
+
+
+def test_musl_and_static_images_are_told_apart(tmp_path: Path) -> None:
+    musl = inspect_image(image(tmp_path / "musl", None, b"", "ld-musl-x86_64.so.1"))
+    assert (musl.libc, musl.auditor_loads, musl.tool_loads) == (Libc.MUSL, False, False)
+    static = inspect_image(image(tmp_path / "static", None))
+    assert (static.libc, static.auditor_loads, static.tool_loads) == (Libc.NONE, False, False)
+
+
+def test_links_of_an_image_do_not_lead_to_the_node(tmp_path: Path) -> None:
+    root = image(tmp_path / "image", None)
+    lib = root / "usr" / "lib" / "x86_64-linux-gnu"
+    (tmp_path / "outside").write_text("GNU C Library (X) stable release version 2.36.\n")
+    (lib / "libc.so.6").symlink_to("../../../../outside")
+    assert inspect_image(root).libc is Libc.NONE
+    (root / "lib64").symlink_to(tmp_path)
+    (tmp_path / "libc.so.6").write_text("GNU C Library (X) stable release version 2.36.\n")
+    assert inspect_image(root).libc is Libc.NONE
+    (lib / "libc.so.6").unlink()
+    (lib / "libc.so.6").symlink_to("libc.so.6")
+    assert inspect_image(root).libc is Libc.NONE
+
+
+def test_this_machines_files_can_be_inspected(capsys: pytest.CaptureFixture[str]) -> None:
+    if shutil.which("ldd") is None:
+        pytest.skip("needs glibc")
+    assert main(["image", "/"]) == 0
+    assert capsys.readouterr().out.startswith("glibc 2.")
