@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
-import os
+import io
 import re
 import sys
 from dataclasses import dataclass, field
@@ -100,9 +100,10 @@ def read_elf(path: Path) -> Elf:
 
     Raises ValueError, naming the file, for anything else, also for one cut short or garbled.
     """
+    content = path.read_bytes()
     try:
-        with path.open("rb") as stream:
-            return _read(ELFFile(stream))
+        # In memory a hostile offset is a value out of range, not a system call that fails.
+        return _read(ELFFile(io.BytesIO(content)))
     except (ELFError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # A hostile file can break the reader anywhere.
         raise ValueError(f"{path}: expected an ELF file, found {error or type(error)}") from error
@@ -257,7 +258,7 @@ def _resolve(root: Path, name: str) -> Path | None:
 def _entries(root: Path, directory: str) -> list[str]:
     path = _resolve(root, directory)
     try:
-        return sorted(os.listdir(path)) if path is not None else []
+        return sorted(entry.name for entry in path.iterdir()) if path is not None else []
     except OSError:
         return []
 

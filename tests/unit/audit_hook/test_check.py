@@ -9,7 +9,7 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from audit_hook import check
@@ -20,6 +20,14 @@ if TYPE_CHECKING:
 
 RULE = Rule("libx.so", frozenset({"f"}), frozenset({"libc.so.6"}), (2, 17))
 GOOD = 'int getpid(void); __attribute__((visibility("default"))) int f(void) { return getpid(); }'
+
+
+class Garbled:
+    """A good object, and where a spoilt copy goes; its repr stays short in a failure."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.original = path.read_bytes()
 
 
 def build(directory: Path, source: str, *flags: str) -> Path:
@@ -98,27 +106,25 @@ def test_a_version_script_without_globals_is_an_error(tmp_path: Path) -> None:
         check.exports_of(script)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(deadline=None, max_examples=300)
 @given(st.lists(st.tuples(st.floats(0, 1), st.binary(min_size=1, max_size=8)), max_size=6))
 def test_a_garbled_object_is_an_error_and_not_a_crash(
-    garbled: tuple[bytes, Path], changes: list[tuple[float, bytes]]
+    garbled: Garbled, changes: list[tuple[float, bytes]]
 ) -> None:
-    original, path = garbled
-    raw = bytearray(original)
+    raw = bytearray(garbled.original)
     for place, piece in changes:
         # Headers and section tables are where a reader breaks.
         at = int(place * 1024) if place < 0.5 else int(place * (len(raw) - 1))
         raw[at : at + len(piece)] = piece
-    path.write_bytes(raw)
+    garbled.path.write_bytes(raw)
     with contextlib.suppress(ValueError):
-        check.read_elf(path)
+        check.read_elf(garbled.path)
 
 
 @pytest.fixture(scope="module")
-def garbled(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, Path]:
-    directory = tmp_path_factory.mktemp("garbled")
-    path = build(directory, GOOD)
-    return path.read_bytes(), path
+def garbled(tmp_path_factory: pytest.TempPathFactory) -> Garbled:
+    """An object to spoil."""
+    return Garbled(build(tmp_path_factory.mktemp("garbled"), GOOD))
 
 
 @pytest.mark.parametrize(
