@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 MIB = 1 << 20
+GIB = 1 << 30
 
 _BDF = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])")
 

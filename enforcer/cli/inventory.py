@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from enforcer.host.roots import Roots
 from enforcer.inventory import read_inventory, smi_uuid
-from enforcer.model import MIB
+from enforcer.model import GIB, MIB
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,11 +43,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def table(gpus: Sequence[Gpu]) -> str:
-    """Aligned columns, one line per GPU; a dash is unknown."""
+    """Aligned columns, one line per GPU, within 80 columns; a dash is unknown."""
     rows = [_HEAD, *(_row(gpu) for gpu in gpus)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        " ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     )
 
@@ -59,10 +59,18 @@ def _row(gpu: Gpu) -> tuple[str, ...]:
         f"renderD{gpu.render}",
         str(gpu.kfd_id),
         gpu.name,
-        "-" if gpu.vram_bytes is None else f"{gpu.vram_bytes // MIB} MiB",
+        _size(gpu.vram_bytes),
         str(gpu.cu_count),
         "-" if gpu.numa_node is None else str(gpu.numa_node),
     )
+
+
+def _size(size: int | None) -> str:
+    """In GiB where that is exact: cards have whole GiB, virtual functions often not."""
+    if size is None:
+        return "-"
+    gib, rest = divmod(size, GIB)
+    return f"{size // MIB} MiB" if rest else f"{gib} GiB"
 
 
 def _entry(gpu: Gpu) -> dict[str, object]:

@@ -69,7 +69,7 @@ class Cluster:
         self._open.callback(_end, self.enforcer)
         self.plugin.spawn()
         self._open.callback(_end, self.plugin)
-        self.kubelet.wait_devices(RESOURCE, lambda ids: "Healthy" in ids.values(), timeout=90)
+        self.kubelet.wait_devices(RESOURCE, lambda ids: "Healthy" in ids.values(), timeout=180)
         wait_for("the node annotation", lambda: self.registered() != [])
         return self
 

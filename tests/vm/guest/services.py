@@ -136,7 +136,7 @@ class Enforcer(Daemon):
             assert self.alive(), f"the enforcer ended:\n{self.log.read_text()}"
             return self.metrics() is not None
 
-        wait_for("the enforcer's metrics", ready, 60)
+        wait_for("the enforcer's metrics", ready, 120)
 
     def unload(self) -> None:
         """Leave nothing in the kernel."""

@@ -27,9 +27,9 @@ def test_the_table_is_aligned_and_fits_a_terminal(
 ) -> None:
     assert main(["inventory", "--sys", str(sys_dir)]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "BDF           CARD    RENDER      KFD-ID  MODEL                 VRAM        CUS  NUMA",
-        "0000:03:00.0  card0   renderD128  5       AMD Radeon Pro W7800  16384 MiB   104  0",
-        "0000:c1:00.0  card11  renderD138  28851   AMD Instinct MI300X   196608 MiB  304  1",
+        "BDF          CARD   RENDER     KFD-ID MODEL                VRAM    CUS NUMA",
+        "0000:03:00.0 card0  renderD128 5      AMD Radeon Pro W7800 16 GiB  104 0",
+        "0000:c1:00.0 card11 renderD138 28851  AMD Instinct MI300X  192 GiB 304 1",
     ]
 
 
