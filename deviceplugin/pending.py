@@ -103,6 +103,22 @@ def _allocating(pod: Pod, node: str) -> bool:
     )
 
 
+def strangers(pods: Iterable[Pod], node: str, count: int) -> list[Pod]:
+    """Pods kubelet may ask ``count`` GPUs for although no scheduler of ours gave them any.
+
+    Such a pod was bound by somebody else, and its Allocate looks like that of a pod that waits for
+    its own: it must not get the other's slice.
+    """
+    return [
+        pod
+        for pod in pods
+        if pod.node == node
+        and any(claim.count == count for claim in pod.claims)
+        and not (pod.acknowledged or pod.ended or pod.deleted)
+        and pod.annotations.get(VGPU_NODE) != node
+    ]
+
+
 def owners(candidates: Sequence[Turn], lock: NodeLock | None, count: int) -> list[Turn]:
     """The candidate that asks for ``count`` GPUs and that the lock names: one or none."""
     return [

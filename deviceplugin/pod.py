@@ -43,6 +43,8 @@ class Pod:
     """In the order of kubelet's admission: init containers (sidecars among them), then apps."""
     annotations: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Only those of the scheduler's protocol."""
+    acknowledged: bool = False
+    """True once kubelet said that it has the pod, admitted or not."""
 
     @property
     def title(self) -> str:
@@ -79,16 +81,18 @@ def parse_pod(pod: Json, resource: str) -> Pod:
     """The parts of a pod's JSON that matter for ``resource``."""
     metadata = pod["metadata"]
     spec = pod.get("spec") or {}
+    status = pod.get("status") or {}
     return Pod(
         namespace=metadata["namespace"],
         name=metadata["name"],
         uid=metadata["uid"],
         resource_version=metadata["resourceVersion"],
         node=spec.get("nodeName") or "",
-        phase=(pod.get("status") or {}).get("phase") or "Pending",
+        phase=status.get("phase") or "Pending",
         deleted="deletionTimestamp" in metadata,
         claims=tuple(_claims(spec, resource)),
         annotations=_annotations(metadata),
+        acknowledged="startTime" in status,
     )
 
 

@@ -18,7 +18,7 @@ from deviceplugin.api.v1beta1_pb2_grpc import DevicePluginServicer
 from deviceplugin.apiserver import ApiServerError
 from deviceplugin.devices import find_device
 from deviceplugin.hold import slices_to_hold
-from deviceplugin.pending import choose, owners, turns
+from deviceplugin.pending import choose, owners, strangers, turns
 from deviceplugin.preferred import prefer
 from deviceplugin.refusal import RefusalError
 from enforcer.model import MIB
@@ -189,12 +189,15 @@ class DevicePlugin(DevicePluginServicer):
 
     def _give(self, device_ids: Sequence[str], deadline: float) -> Slice:
         """The slice kubelet asks for, in the checkpoint. Raises RefusalError."""
+        left = deadline - time.monotonic()
+        lock, candidates, unanswered = self._candidates(len(device_ids), left * 0.8)
+        self._refuse_strangers(len(device_ids))
         try:
-            turn = self._turn(device_ids, deadline)
-        except RefusalError:
-            item = self._given_before(device_ids)
+            turn = choose(candidates, lock, device_ids, self._offer.devices)
+        except RefusalError as error:
+            item = None if unanswered else self._given_before(device_ids)
             if item is None:
-                raise
+                raise RefusalError(f"{error}{unanswered}", error.pod) from error
             _log.info("pod %s/%s: kubelet asks again, same answer", item.namespace, item.pod)
             return item
         created = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
@@ -206,14 +209,14 @@ class DevicePlugin(DevicePluginServicer):
         _log.info("pod %s, container %s: %s", turn.pod.title, item.container, _describe(item))
         return item
 
-    def _turn(self, device_ids: Sequence[str], deadline: float) -> Turn:
-        """Whose turn it is. Raises RefusalError."""
-        left = deadline - time.monotonic()
-        lock, candidates, unanswered = self._candidates(len(device_ids), left * 0.8)
-        try:
-            return choose(candidates, lock, device_ids, self._offer.devices)
-        except RefusalError as error:
-            raise RefusalError(f"{error}{unanswered}", error.pod) from error
+    def _refuse_strangers(self, count: int) -> None:
+        others = strangers(self._cache.pods(), self._node, count)
+        if others:
+            raise RefusalError(
+                f"{', '.join(pod.title for pod in others)} asks for {count} GPUs and was not "
+                "placed by the scheduler that books them: nothing is given while kubelet may mean "
+                "this pod"
+            )
 
     def _candidates(self, count: int, timeout: float) -> tuple[NodeLock | None, list[Turn], str]:
         """The lock, who may ask for ``count`` GPUs, and why that may be old news.
@@ -237,8 +240,17 @@ class DevicePlugin(DevicePluginServicer):
         return lock, turns(self._cache.pods(), self._node, self._checkpoint.slices)
 
     def _given_before(self, device_ids: Sequence[str]) -> Slice | None:
-        """The slice of a running pod with exactly these ids: kubelet lost its record of them."""
-        alive = {pod.uid for pod in self._cache.pods() if not pod.ended}
+        """The slice of a pod with exactly these ids, of which kubelet lost its record.
+
+        None if any other pod may be meant: the limits would be the wrong pod's.
+        """
+        pods = [pod for pod in self._cache.pods() if not (pod.ended or pod.deleted)]
+        served = {item.key for item in self._checkpoint.slices}
+        for pod in pods:
+            for claim in pod.claims:
+                if (pod.uid, claim.container) not in served and not pod.acknowledged:
+                    return None
+        alive = {pod.uid for pod in pods}
         same = [
             item
             for item in slices_to_hold(self._checkpoint.slices, device_ids)

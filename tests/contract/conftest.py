@@ -19,7 +19,7 @@ import pytest
 from enforcer.slices import read_checkpoint
 from tests.contract.peers import hami
 from tests.contract.peers.apiserver import ApiServer
-from tests.contract.peers.kubelet import Kubelet
+from tests.contract.peers.kubelet import AdmissionError, Kubelet
 from tests.contract.peers.sysfs import Card, two_mi300x, write_sysfs
 
 if TYPE_CHECKING:
@@ -134,6 +134,13 @@ class Bench:
 
     def admit(self, pod: hami.Json) -> dict[str, Admitted]:
         return self.kubelet.admit(pod)
+
+    def admits(self, pod: hami.Json) -> bool:
+        """Whether kubelet admits the pod; a real one asks only once."""
+        try:
+            return bool(self.admit(pod))
+        except AdmissionError:
+            return False
 
     def annotation(self, name: str, key: str) -> str | None:
         return self.api.annotations("default", name).get(f"hami.io/{key}")

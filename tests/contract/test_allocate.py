@@ -201,9 +201,34 @@ def test_a_pod_no_scheduler_annotated_gets_nothing(bench: Bench) -> None:
     bench.start()
     pod = hami.pod("plain", hami.container("app", 1))
     pod["spec"]["nodeName"] = NODE
-    with pytest.raises(AdmissionError, match="placed by another scheduler"):
+    with pytest.raises(AdmissionError, match="default/plain asks for 1 GPUs and was not placed"):
         bench.admit(bench.api.put_pod(pod))
     assert bench.slices == []
+
+
+def test_a_pod_no_scheduler_annotated_cannot_take_the_slice_of_one_that_waits(
+    bench: Bench,
+) -> None:
+    bench.start()
+    waiting = bench.bind("waiting", f"{bench.gpu_ids()[0]},T,1024,10:;")
+    thief = hami.pod("thief", hami.container("app", 1))
+    thief["spec"]["nodeName"] = NODE
+    thief = bench.api.put_pod(thief)
+    with pytest.raises(AdmissionError, match="default/thief asks"):
+        bench.admit(thief)
+    bench.end(thief, "Failed")
+    assert bench.annotation("waiting", "bind-phase") == "allocating"
+    eventually(lambda: bench.admits(waiting))
+    assert [item.pod for item in bench.slices] == ["waiting"]
+
+
+def test_a_pod_from_before_does_not_stand_in_the_way(bench: Bench) -> None:
+    running = hami.pod("running", hami.container("app", 1))
+    running["spec"]["nodeName"] = NODE
+    running["status"] = {"phase": "Running", "startTime": "2026-01-02T03:04:05Z"}
+    bench.api.put_pod(running)
+    bench.start()
+    bench.admit(bench.bind("one", f"{bench.gpu_ids()[0]},T,1024,10:;"))
 
 
 def test_kubelet_may_ask_again_for_what_it_lost(bench: Bench) -> None:

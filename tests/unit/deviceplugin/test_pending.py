@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from deviceplugin.codec import NodeLock
-from deviceplugin.pending import Turn, choose, owners, turns
+from deviceplugin.pending import Turn, choose, owners, strangers, turns
 from deviceplugin.refusal import RefusalError
 from enforcer.model import ContainerKind
 
@@ -134,6 +134,17 @@ def test_nobody_waiting_is_refused_with_who_waits_for_what() -> None:
     with pytest.raises(RefusalError, match="default/a waits for 1 for container app") as caught:
         choose(turns([A], NODE, []), lock("a"), [f"{BDF}#0", f"{BDF}#1"], DEVICES)
     assert caught.value.pod is None
+
+
+STRANGER = replace(A, name="stranger", annotations={})
+
+
+def test_a_pod_bound_by_somebody_else_is_a_stranger_until_kubelet_has_it() -> None:
+    assert strangers([A, STRANGER], NODE, 1) == [STRANGER]
+    assert strangers([STRANGER], NODE, 2) == []
+    assert strangers([STRANGER], "elsewhere", 1) == []
+    for known in ({"acknowledged": True}, {"phase": "Failed"}, {"deleted": True}, {"claims": ()}):
+        assert strangers([replace(STRANGER, **known)], NODE, 1) == []
 
 
 def test_an_unreadable_annotation_does_not_hide_the_pod_the_lock_names() -> None:
