@@ -1,101 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the hook, the stand-in thunk and the programs, once per run, outside the tree."""
+"""One build for all tests of this folder, and a container for each."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from .build import NotHere, build
 from .container import Container
 
-_HERE = Path(__file__).resolve().parent
-_TREE = _HERE.parents[1]
-_LIBS = Path("/usr/lib/x86_64-linux-gnu")
-_NEEDED = {
-    "libamdhip64-5": _LIBS / "libamdhip64.so.5",
-    "libhsa-runtime64-1": _LIBS / "libhsa-runtime64.so.1",
-    "libamdhip64-dev": Path("/usr/include/hip/hip_runtime_api.h"),
-    "libhsa-runtime-dev": Path("/usr/include/hsa/hsa_api_trace.h"),
-    "libhsakmt-dev": Path("/usr/include/hsakmt.h"),
-    "libdrm-dev": Path("/usr/include/libdrm/amdgpu_drm.h"),
-}
-_C = ["cc", "-std=gnu11", "-D_GNU_SOURCE", "-O2", "-g", "-Wall", "-Wextra", "-Werror"]
-# The table header includes its siblings the way ROCr's own sources do.
-_CXX = ["c++", "-std=c++17", "-O2", "-w", "-DAMD_INTERNAL_BUILD", "-I/usr/include/hsa"]
-_HIP = ["-D__HIP_PLATFORM_AMD__", "-Wno-unused-result"]
-_LIBRARIES = ["-Wl,--as-needed", "-lamdhip64", "-lhsa-runtime64", "-ldrm", "-ldl", "-lpthread"]
-_WAYS = {
-    "hip": ["-lamdhip64"],
-    "hip-now": ["-Wl,-z,now", "-lamdhip64"],
-    "hip-noplt": ["-fno-plt", "-lamdhip64"],
-    "hip-address": ["-DBIND_ADDRESS", "-lamdhip64"],
-    "hip-dlsym": ["-DBIND_DLSYM", "-ldl"],
-    "hip-dlmopen": ["-DBIND_DLMOPEN", "-ldl"],
-    "hip-hsa": ["-DBIND_HSA", "-lhsa-runtime64"],
-}
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
-def _cc(*arguments: str | Path) -> None:
-    subprocess.run([*_C, *map(str, arguments)], check=True)
+def _open_to_all(path: Path) -> None:
+    """Processes of other users are tested too, and pytest's directories are the user's alone."""
+    for directory in (path, *path.parents[:2]):
+        directory.chmod(0o755)
 
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The hook as a node would have it, and what stands in for a GPU."""
-    missing = [package for package, path in _NEEDED.items() if not path.exists()]
-    if missing:
-        pytest.skip(f"needs the packages {' '.join(missing)}")
-    if os.geteuid() != 0 or shutil.which("unshare") is None:
-        pytest.skip("needs root and util-linux: containers are mount namespaces here")
+    """hook/, thunk/ and programs/."""
     root = tmp_path_factory.mktemp("hook")
-    # Other users' processes are tested too.
-    for directory in (root, *root.parents[:2]):
-        directory.chmod(0o755)
-    subprocess.run(
-        [
-            "make",
-            "-s",
-            "-C",
-            str(_TREE / "audit_hook"),
-            f"OUT={root / 'hook'}",
-            f"PYTHON={sys.executable}",
-        ],
-        check=True,
-    )
-    (root / "thunk").mkdir()
-    thunk = _HERE / "thunk"
-    _cc(
-        "-fPIC", "-shared", "-Wl,-soname,libhsakmt.so.1",
-        f"-Wl,--version-script={thunk / 'exports.map'}",
-        thunk / "topology.c", thunk / "memory.c", thunk / "queues.c",
-        "-lpthread", "-o", root / "thunk" / "libhsakmt.so.1",
-    )  # fmt: skip
-    _cc("-fPIC", "-shared", thunk / "kernel.c", "-o", root / "thunk" / "libkernel.so")
-    (root / "programs").mkdir()
-    for name, flags in _WAYS.items():
-        _cc(
-            *_HIP, _HERE / "programs" / "hip.c", *flags, "-lpthread", "-o", root / "programs" / name
-        )
-    for source in sorted((_HERE / "programs").glob("*.c")):
-        if source.stem != "hip":
-            _cc(*_HIP, "-I/usr/include/libdrm", source, *_LIBRARIES, "-o",
-                root / "programs" / source.stem)  # fmt: skip
-    subprocess.run(
-        [*_CXX, "-fPIC", "-shared",
-         _HERE / "programs" / "profiler.cc", "-o", root / "programs" / "libprofiler.so"],
-        check=True,
-    )  # fmt: skip
-    return root
+    _open_to_all(root)
+    try:
+        return build(root)
+    except NotHere as missing:
+        pytest.skip(str(missing))
 
 
 @pytest.fixture
 def container(built: Path, tmp_path: Path) -> Container:
     """A container without a slice."""
-    for directory in (tmp_path, *tmp_path.parents[:2]):
-        directory.chmod(0o755)
+    _open_to_all(tmp_path)
     return Container(tmp_path / "container", built)

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hook as a node would have it, and what stands in for a GPU under unmodified HIP and ROCr."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+_HERE = Path(__file__).resolve().parent
+_TREE = _HERE.parents[1]
+_LIBS = Path("/usr/lib/x86_64-linux-gnu")
+_NEEDED = {
+    "libamdhip64-5": _LIBS / "libamdhip64.so.5",
+    "libhsa-runtime64-1": _LIBS / "libhsa-runtime64.so.1",
+    "libamdhip64-dev": Path("/usr/include/hip/hip_runtime_api.h"),
+    "libhsa-runtime-dev": Path("/usr/include/hsa/hsa_api_trace.h"),
+    "libhsakmt-dev": Path("/usr/include/hsakmt.h"),
+    "libdrm-dev": Path("/usr/include/libdrm/amdgpu_drm.h"),
+}
+_C = ["cc", "-std=gnu11", "-D_GNU_SOURCE", "-O2", "-g", "-Wall", "-Wextra", "-Werror"]
+# The table header includes its siblings the way ROCr's own sources do.
+_CXX = ["c++", "-std=c++17", "-O2", "-w", "-DAMD_INTERNAL_BUILD", "-I/usr/include/hsa"]
+_HIP = ["-D__HIP_PLATFORM_AMD__", "-Wno-unused-result"]
+_LIBRARIES = ["-Wl,--as-needed", "-lamdhip64", "-lhsa-runtime64", "-ldrm", "-ldl", "-lpthread"]
+_WAYS = {
+    "hip": ["-lamdhip64"],
+    "hip-now": ["-Wl,-z,now", "-lamdhip64"],
+    "hip-noplt": ["-fno-plt", "-lamdhip64"],
+    "hip-address": ["-DBIND_ADDRESS", "-lamdhip64"],
+    "hip-dlsym": ["-DBIND_DLSYM", "-ldl"],
+    "hip-dlmopen": ["-DBIND_DLMOPEN", "-ldl"],
+    "hip-hsa": ["-DBIND_HSA", "-lhsa-runtime64"],
+}
+
+
+def _cc(*arguments: str | Path) -> None:
+    subprocess.run([*_C, *map(str, arguments)], check=True)
+
+
+class NotHere(Exception):  # noqa: N818
+    """What the tests of this folder need and this machine lacks."""
+
+
+def build(root: Path) -> Path:
+    """Build hook/, thunk/ and programs/ below root, and return it. Raises NotHere."""
+    missing = [package for package, path in _NEEDED.items() if not path.exists()]
+    if missing:
+        raise NotHere(f"needs the packages {' '.join(missing)}")
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        raise NotHere("needs root and util-linux: containers are mount namespaces here")
+    root.mkdir(parents=True, exist_ok=True)
+    subprocess.run(
+        [
+            "make",
+            "-s",
+            "-C",
+            str(_TREE / "audit_hook"),
+            f"OUT={root / 'hook'}",
+            f"PYTHON={sys.executable}",
+        ],
+        check=True,
+    )
+    (root / "thunk").mkdir()
+    thunk = _HERE / "thunk"
+    _cc(
+        "-fPIC", "-shared", "-Wl,-soname,libhsakmt.so.1",
+        f"-Wl,--version-script={thunk / 'exports.map'}",
+        thunk / "topology.c", thunk / "memory.c", thunk / "queues.c",
+        "-lpthread", "-o", root / "thunk" / "libhsakmt.so.1",
+    )  # fmt: skip
+    _cc("-fPIC", "-shared", thunk / "kernel.c", "-o", root / "thunk" / "libkernel.so")
+    (root / "programs").mkdir()
+    for name, flags in _WAYS.items():
+        _cc(
+            *_HIP, _HERE / "programs" / "hip.c", *flags, "-lpthread", "-o", root / "programs" / name
+        )
+    for source in sorted((_HERE / "programs").glob("*.c")):
+        if source.stem != "hip":
+            _cc(*_HIP, "-I/usr/include/libdrm", source, *_LIBRARIES, "-o",
+                root / "programs" / source.stem)  # fmt: skip
+    subprocess.run(
+        [*_CXX, "-fPIC", "-shared",
+         _HERE / "programs" / "profiler.cc", "-o", root / "programs" / "libprofiler.so"],
+        check=True,
+    )  # fmt: skip
+    return root
