@@ -8,7 +8,6 @@ the current usage succeeds and changes nothing.
 from __future__ import annotations
 
 import errno
-import os
 from typing import TYPE_CHECKING, Protocol, assert_never
 
 from bpf.libbpf import BpfError
@@ -63,12 +62,13 @@ def probe_dmem(root: Path, regions: Mapping[str, str]) -> dict[str, Why | None]:
     """
     if not regions:
         return {}
-    scratch = root / f"ringfence-probe-{os.getpid()}"
+    scratch = root / "ringfence-probe"
     enabled = _enable(EnableDmem(""), root)
     if enabled.why is not None:
         return dict.fromkeys(regions, enabled.why)
     try:
-        scratch.mkdir()
+        # One enforcer a node, so what is there was left by one that was killed.
+        scratch.mkdir(exist_ok=True)
     except OSError as error:
         return dict.fromkeys(regions, _why(error))
     try:

@@ -223,3 +223,11 @@ def test_without_regions_nothing_is_probed(tmp_path: Path) -> None:
 def test_a_probe_that_fails_claims_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     assert probe_dmem(tmp_path, {GPU: REGION}) == {GPU: Why.NOT_IN_PLACE}
     assert [entry.name for entry in tmp_path.iterdir()] == ["cgroup.subtree_control"]
+
+
+def test_a_scratch_cgroup_left_by_a_killed_enforcer_is_used_and_removed(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.subtree_control").write_text("dmem")
+    scratch = tmp_path / "ringfence-probe"
+    scratch.mkdir()
+    assert probe_dmem(tmp_path, {GPU: REGION}) == {GPU: Why.NO_CONTROLLER}
+    assert not scratch.exists()
