@@ -110,9 +110,10 @@ def _write_gate(action: SetGate | DeleteGate | DeleteUsage, gate: GateMaps | Non
 
 
 def _enable(action: EnableDmem, root: Path) -> Outcome:
+    if _DMEM in (subtree_controllers(root, action.path) or ()):
+        return Outcome(action)
     core = CoreFiles(Directory(root / action.path))
     try:
-        # Written also where it is on already: that changes nothing, and reading first would race.
         core.subtree_control = ControllerNames(frozenset({_DMEM}))
     except OSError as error:
         # ENOENT is both "no such cgroup" and "the parent does not hand out dmem".

@@ -70,10 +70,12 @@ def _run(options: argparse.Namespace) -> int:
         kernel,
         use_dmem=Layer.DMEM in options.layers,
     )
-    support = enforcer.run_pass().support
-    _log.info("gate %s, dmem %s, ledger %s", support.gate, support.dmem, support.ledger)
+    first = enforcer.try_pass()
+    if first is not None:
+        support = first.support
+        _log.info("gate %s, dmem %s, ledger %s", support.gate, support.dmem, support.ledger)
     try:
-        return 0 if options.once else _serve(options, enforcer)
+        return int(first is None) if options.once else _serve(options, enforcer)
     finally:
         kernel.close()
 

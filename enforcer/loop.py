@@ -104,12 +104,19 @@ class Enforcer:
         """Pass after pass until ``stop``, ``interval`` seconds apart unless woken."""
         while not self._stopping:
             self._wake.clear()
-            try:
-                self.run_pass()
-            except Exception:
-                # What is in the kernel holds; the next pass starts from the whole state again.
-                _log.exception("pass failed")
+            self.try_pass()
             self._wake.wait(interval)
+
+    def try_pass(self) -> Snapshot | None:
+        """One pass; None, and the reason in the log, if something nobody thought of stopped it.
+
+        What is in the kernel holds, and the next pass starts from the whole state again.
+        """
+        try:
+            return self.run_pass()
+        except Exception:
+            _log.exception("pass failed")
+            return None
 
     def snapshot(self) -> Snapshot | None:
         """The last pass; None before the first."""
