@@ -90,12 +90,12 @@
 
 #include "abi.h"
 
-#define MAX_WORDS    1100
-#define MAX_LINE     65536
-#define MAX_LISTED   1024
-#define HUGE_BYTES   (2ULL << 20)
-#define DEFAULT_KFD_FLAGS                                                    \
-	(KFD_IOC_ALLOC_MEM_FLAGS_VRAM | KFD_IOC_ALLOC_MEM_FLAGS_WRITABLE |   \
+#define MAX_WORDS  1100
+#define MAX_LINE   65536
+#define MAX_LISTED 1024
+#define HUGE_BYTES (2ULL << 20)
+#define DEFAULT_KFD_FLAGS                                                  \
+	(KFD_IOC_ALLOC_MEM_FLAGS_VRAM | KFD_IOC_ALLOC_MEM_FLAGS_WRITABLE | \
 	 KFD_IOC_ALLOC_MEM_FLAGS_EXECUTABLE)
 
 struct client {
@@ -138,8 +138,8 @@ static const char *errno_name(int number)
 {
 	static char unknown[16];
 
-#define NAME(e)      \
-	case e:      \
+#define NAME(e) \
+	case e: \
 		return #e
 	switch (number) {
 		NAME(EPERM);
@@ -1083,8 +1083,8 @@ static int do_race(struct client *c, int n, char **w)
 	}
 	s.stop = true;
 	pthread_join(thread, NULL);
-	say(" small=%" PRIu64 " big=%" PRIu64 " refused=%" PRIu64 " other=%" PRIu64, had[0],
-	    had[1], had[2], had[3]);
+	say(" small=%" PRIu64 " big=%" PRIu64 " refused=%" PRIu64 " other=%" PRIu64, had[0], had[1],
+	    had[2], had[3]);
 	return 0;
 }
 
@@ -1267,7 +1267,8 @@ static const struct command commands[] = {
 static void print_answer(const char *name, int failed)
 {
 	if (failed)
-		printf("err %s errno=%s%.*s\n", name, errno_name(failed), (int)answer_length, answer);
+		printf("err %s errno=%s%.*s\n", name, errno_name(failed), (int)answer_length,
+		       answer);
 	else
 		printf("ok %s%.*s\n", name, (int)answer_length, answer);
 	fflush(stdout);

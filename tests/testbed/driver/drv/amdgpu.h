@@ -37,15 +37,15 @@
 #define AMDGPU_BO_MAX_PLACEMENTS 3
 #define AMDGPU_GPU_PAGE_SIZE	 4096
 /* Of every card, for page tables only. */
-#define AMDGPU_VM_RESERVED_VRAM	 (8ULL << 20)
-#define AMDGPU_PL_DOORBELL	 (TTM_PL_PRIV + 4)
+#define AMDGPU_VM_RESERVED_VRAM	  (8ULL << 20)
+#define AMDGPU_PL_DOORBELL	  (TTM_PL_PRIV + 4)
 #define AMDGPU_VA_RESERVED_BOTTOM (2ULL << 20)
 #define AMDGPU_VA_RESERVED_TOP	  (2ULL << 30)
-#define AMDGPU_GMC_HOLE_START	 0x0000800000000000ULL
-#define AMDGPU_GMC_HOLE_END	 0xffff800000000000ULL
-#define AMDGPU_GMC_HOLE_MASK	 0x0000ffffffffffffULL
-#define AMDGPU_XCP_NO_PARTITION	 (~0)
-#define MAX_XCP			 8
+#define AMDGPU_GMC_HOLE_START	  0x0000800000000000ULL
+#define AMDGPU_GMC_HOLE_END	  0xffff800000000000ULL
+#define AMDGPU_GMC_HOLE_MASK	  0x0000ffffffffffffULL
+#define AMDGPU_XCP_NO_PARTITION	  (~0)
+#define MAX_XCP			  8
 /* KFD userptr buffers carry this in amdgpu_bo.flags. */
 #define AMDGPU_AMDKFD_CREATE_USERPTR_BO (1ULL << 63)
 
@@ -318,7 +318,7 @@ enum amdgpu_vm_level {
 	AMDGPU_VM_PDB2, /* the root: 512 GiB an entry */
 	AMDGPU_VM_PDB1, /* 1 GiB an entry */
 	AMDGPU_VM_PDB0, /* 2 MiB an entry; an entry may map 2 MiB itself */
-	AMDGPU_VM_PTB,	/* 4 KiB an entry */
+	AMDGPU_VM_PTB, /* 4 KiB an entry */
 };
 
 struct amdgpu_vm {

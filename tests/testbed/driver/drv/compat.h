@@ -17,8 +17,7 @@
 #include <drm/ttm/ttm_device.h>
 #include <drm/ttm/ttm_resource.h>
 
-#define SIM_KERNEL_AT_LEAST(major, minor) \
-	(LINUX_VERSION_CODE >= KERNEL_VERSION(major, minor, 0))
+#define SIM_KERNEL_AT_LEAST(major, minor) (LINUX_VERSION_CODE >= KERNEL_VERSION(major, minor, 0))
 
 /* amdgpu registers its VRAM with the dmem controller since 6.15. */
 #if SIM_KERNEL_AT_LEAST(6, 15)
@@ -39,7 +38,9 @@ struct dmem_cgroup_region;
 #elif SIM_KERNEL_AT_LEAST(6, 15)
 #define sim_dev_wedged_event(ddev) drm_dev_wedged_event(ddev, DRM_WEDGE_RECOVERY_NONE)
 #else
-#define sim_dev_wedged_event(ddev) do { } while (0)
+#define sim_dev_wedged_event(ddev) \
+	do {                       \
+	} while (0)
 #endif
 
 /* struct drm_driver.date was dropped in 6.14. */

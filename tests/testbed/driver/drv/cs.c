@@ -283,8 +283,8 @@ int amdgpu_vm_ioctl(struct drm_device *dev, void *data, struct drm_file *filp)
 {
 	union drm_amdgpu_vm *args = data;
 
-	if (args->in.flags ||
-	    (args->in.op != AMDGPU_VM_OP_RESERVE_VMID && args->in.op != AMDGPU_VM_OP_UNRESERVE_VMID))
+	if (args->in.flags || (args->in.op != AMDGPU_VM_OP_RESERVE_VMID &&
+			       args->in.op != AMDGPU_VM_OP_UNRESERVE_VMID))
 		return -EINVAL;
 	return 0;
 }

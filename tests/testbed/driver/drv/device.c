@@ -132,8 +132,8 @@ int amdgpu_device_init(struct amdgpu_device *adev)
 	INIT_LIST_HEAD(&adev->sim_files);
 	spin_lock_init(&adev->sim_move_lock);
 	adev->sim_move_context = dma_fence_context_alloc(1);
-	adev->sim_move_wq = alloc_ordered_workqueue("amdgpu-move-%s", WQ_MEM_RECLAIM,
-						    pci_name(adev->pdev));
+	adev->sim_move_wq =
+		alloc_ordered_workqueue("amdgpu-move-%s", WQ_MEM_RECLAIM, pci_name(adev->pdev));
 	if (!adev->sim_move_wq)
 		return -ENOMEM;
 	r = amdgpu_ttm_init(adev);

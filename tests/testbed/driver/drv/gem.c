@@ -13,13 +13,13 @@
 #include "amdgpu.h"
 
 /* VRAM_CONTIGUOUS is not for user space to ask for, as in the real driver. */
-#define SIM_GEM_SETTABLE                                                                     \
-	(AMDGPU_GEM_CREATE_CPU_ACCESS_REQUIRED | AMDGPU_GEM_CREATE_NO_CPU_ACCESS |           \
-	 AMDGPU_GEM_CREATE_CPU_GTT_USWC | AMDGPU_GEM_CREATE_VRAM_CLEARED |                   \
-	 AMDGPU_GEM_CREATE_VM_ALWAYS_VALID | AMDGPU_GEM_CREATE_EXPLICIT_SYNC |               \
-	 AMDGPU_GEM_CREATE_VRAM_WIPE_ON_RELEASE | AMDGPU_GEM_CREATE_GFX12_DCC |              \
-	 AMDGPU_GEM_CREATE_DISCARDABLE | AMDGPU_GEM_CREATE_COHERENT |                        \
-	 AMDGPU_GEM_CREATE_UNCACHED | AMDGPU_GEM_CREATE_EXT_COHERENT)
+#define SIM_GEM_SETTABLE                                                                           \
+	(AMDGPU_GEM_CREATE_CPU_ACCESS_REQUIRED | AMDGPU_GEM_CREATE_NO_CPU_ACCESS |                 \
+	 AMDGPU_GEM_CREATE_CPU_GTT_USWC | AMDGPU_GEM_CREATE_VRAM_CLEARED |                         \
+	 AMDGPU_GEM_CREATE_VM_ALWAYS_VALID | AMDGPU_GEM_CREATE_EXPLICIT_SYNC |                     \
+	 AMDGPU_GEM_CREATE_VRAM_WIPE_ON_RELEASE | AMDGPU_GEM_CREATE_GFX12_DCC |                    \
+	 AMDGPU_GEM_CREATE_DISCARDABLE | AMDGPU_GEM_CREATE_COHERENT | AMDGPU_GEM_CREATE_UNCACHED | \
+	 AMDGPU_GEM_CREATE_EXT_COHERENT)
 #define SIM_GEM_MEMORY_DOMAINS \
 	(AMDGPU_GEM_DOMAIN_CPU | AMDGPU_GEM_DOMAIN_GTT | AMDGPU_GEM_DOMAIN_VRAM)
 #define SIM_METADATA_MAX 256
@@ -54,8 +54,7 @@ static noinline int amdgpu_gem_object_open(struct drm_gem_object *obj, struct dr
 	return r;
 }
 
-static noinline void amdgpu_gem_object_close(struct drm_gem_object *obj,
-					     struct drm_file *file_priv)
+static noinline void amdgpu_gem_object_close(struct drm_gem_object *obj, struct drm_file *file_priv)
 {
 	struct amdgpu_bo *abo = gem_to_amdgpu_bo(obj);
 	struct amdgpu_device *adev = amdgpu_ttm_adev(abo->tbo.bdev);
@@ -349,7 +348,8 @@ noinline int amdgpu_gem_va_ioctl(struct drm_device *dev, void *data, struct drm_
 	u64 va = args->va_address, vm_size, end;
 	int r;
 
-	if (va < AMDGPU_VA_RESERVED_BOTTOM || (va >= AMDGPU_GMC_HOLE_START && va < AMDGPU_GMC_HOLE_END))
+	if (va < AMDGPU_VA_RESERVED_BOTTOM ||
+	    (va >= AMDGPU_GMC_HOLE_START && va < AMDGPU_GMC_HOLE_END))
 		return -EINVAL;
 	va &= AMDGPU_GMC_HOLE_MASK;
 	vm_size = adev->vm_manager.max_pfn * AMDGPU_GPU_PAGE_SIZE - AMDGPU_VA_RESERVED_TOP;

@@ -53,7 +53,8 @@ noinline int amdgpu_amdkfd_reserve_mem_limit(struct amdgpu_device *adev, uint64_
 	} else if (alloc_flag & KFD_IOC_ALLOC_MEM_FLAGS_VRAM) {
 		if (xcp_id < 0 || xcp_id >= MAX_XCP) {
 			r = -EINVAL;
-		} else if (size > __get_available_memory(adev, xcp_id, adev->kfd.vram_used[xcp_id])) {
+		} else if (size >
+			   __get_available_memory(adev, xcp_id, adev->kfd.vram_used[xcp_id])) {
 			r = -ENOMEM;
 		} else {
 			adev->kfd.vram_used[xcp_id] += size;
@@ -61,8 +62,8 @@ noinline int amdgpu_amdkfd_reserve_mem_limit(struct amdgpu_device *adev, uint64_
 		}
 	} else if (alloc_flag & KFD_IOC_ALLOC_MEM_FLAGS_USERPTR) {
 		kfd_mem_limit.system_mem_used += size;
-	} else if (!(alloc_flag & (KFD_IOC_ALLOC_MEM_FLAGS_DOORBELL |
-				   KFD_IOC_ALLOC_MEM_FLAGS_MMIO_REMAP))) {
+	} else if (!(alloc_flag &
+		     (KFD_IOC_ALLOC_MEM_FLAGS_DOORBELL | KFD_IOC_ALLOC_MEM_FLAGS_MMIO_REMAP))) {
 		r = -ENOMEM;
 	}
 	spin_unlock(&kfd_mem_limit.mem_limit_lock);
@@ -227,8 +228,8 @@ static int sim_alloc_domain(u32 flags, u32 *domain, u32 *alloc_domain, u64 *allo
 	*alloc_flags = 0;
 	if (flags & KFD_IOC_ALLOC_MEM_FLAGS_VRAM) {
 		*domain = *alloc_domain = AMDGPU_GEM_DOMAIN_VRAM;
-		*alloc_flags = AMDGPU_GEM_CREATE_VRAM_WIPE_ON_RELEASE |
-			       AMDGPU_GEM_CREATE_VRAM_CLEARED;
+		*alloc_flags =
+			AMDGPU_GEM_CREATE_VRAM_WIPE_ON_RELEASE | AMDGPU_GEM_CREATE_VRAM_CLEARED;
 		if (flags & KFD_IOC_ALLOC_MEM_FLAGS_PUBLIC)
 			*alloc_flags |= AMDGPU_GEM_CREATE_CPU_ACCESS_REQUIRED;
 	} else if (flags & KFD_IOC_ALLOC_MEM_FLAGS_GTT) {
@@ -461,9 +462,8 @@ void sim_amdkfd_detach(struct kgd_mem *mem, void *drm_priv)
 }
 
 /* -EBUSY while mapped. *size: bytes to take off the process's VRAM count. */
-noinline int amdgpu_amdkfd_gpuvm_free_memory_of_gpu(struct amdgpu_device *adev,
-						    struct kgd_mem *mem, void *drm_priv,
-						    uint64_t *size)
+noinline int amdgpu_amdkfd_gpuvm_free_memory_of_gpu(struct amdgpu_device *adev, struct kgd_mem *mem,
+						    void *drm_priv, uint64_t *size)
 {
 	struct drm_gem_object *gobj = &mem->bo->tbo.base;
 	bool use_release_notifier = mem->bo->kfd_bo == mem;
@@ -491,10 +491,11 @@ noinline int amdgpu_amdkfd_gpuvm_free_memory_of_gpu(struct amdgpu_device *adev,
 
 	list_for_each_entry_safe(entry, next, &mem->attachments, list)
 		sim_attachment_del(entry);
-	if (size && mem->bo->preferred_domains == AMDGPU_GEM_DOMAIN_VRAM)
-		*size = amdgpu_bo_size(mem->bo);
-	else if (size)
-		*size = 0;
+	/* What was imported was never added to the count. */
+	if (size)
+		*size = !mem->is_imported && mem->alloc_flags & KFD_IOC_ALLOC_MEM_FLAGS_VRAM ?
+				amdgpu_bo_size(mem->bo) :
+				0;
 
 	if (mem->dmabuf)
 		dma_buf_put(mem->dmabuf);
@@ -525,8 +526,7 @@ static int import_obj_create(struct amdgpu_device *adev, struct dma_buf *dma_buf
 	INIT_LIST_HEAD(&(*mem)->validate_list);
 	mutex_init(&(*mem)->lock);
 	(*mem)->alloc_flags = (vram ? KFD_IOC_ALLOC_MEM_FLAGS_VRAM : KFD_IOC_ALLOC_MEM_FLAGS_GTT) |
-			      KFD_IOC_ALLOC_MEM_FLAGS_WRITABLE |
-			      KFD_IOC_ALLOC_MEM_FLAGS_EXECUTABLE;
+			      KFD_IOC_ALLOC_MEM_FLAGS_WRITABLE | KFD_IOC_ALLOC_MEM_FLAGS_EXECUTABLE;
 	(*mem)->bo = bo;
 	(*mem)->va = va;
 	(*mem)->domain = vram ? AMDGPU_GEM_DOMAIN_VRAM : AMDGPU_GEM_DOMAIN_GTT;

@@ -10,8 +10,8 @@ static struct amdgpu_gtt_mgr *to_gtt_mgr(struct ttm_resource_manager *man)
 }
 
 static noinline int amdgpu_gtt_mgr_new(struct ttm_resource_manager *man,
-				       struct ttm_buffer_object *tbo,
-				       const struct ttm_place *place, struct ttm_resource **res)
+				       struct ttm_buffer_object *tbo, const struct ttm_place *place,
+				       struct ttm_resource **res)
 {
 	struct amdgpu_gtt_mgr *mgr = to_gtt_mgr(man);
 	struct ttm_resource *node;

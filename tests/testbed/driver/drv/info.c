@@ -97,6 +97,16 @@ static int sim_info_hw_ip(struct amdgpu_device *adev, struct drm_amdgpu_info *in
 	return sim_info_copy(info, &ip, sizeof(ip));
 }
 
+/* libdrm reads one register of every GPU: how addresses are spread over memory channels. */
+static int sim_info_register(struct drm_amdgpu_info *info)
+{
+	const u32 gb_addr_config = 0x2a114042;
+
+	if (info->read_mmr_reg.dword_offset != 0x263e || info->read_mmr_reg.count != 1)
+		return -EFAULT;
+	return sim_info_copy(info, &gb_addr_config, sizeof(gb_addr_config));
+}
+
 noinline int amdgpu_info_ioctl(struct drm_device *dev, void *data, struct drm_file *filp)
 {
 	struct amdgpu_device *adev = drm_to_adev(dev);
@@ -147,6 +157,8 @@ noinline int amdgpu_info_ioctl(struct drm_device *dev, void *data, struct drm_fi
 
 		return sim_info_copy(info, &heaps, sizeof(heaps));
 	}
+	case AMDGPU_INFO_READ_MMR_REG:
+		return sim_info_register(info);
 	case AMDGPU_INFO_DEV_INFO:
 		return sim_info_device(adev, info);
 	case AMDGPU_INFO_MEMORY:

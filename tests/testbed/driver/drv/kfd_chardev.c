@@ -16,9 +16,9 @@
 
 #define MAKE_HANDLE(gpu_id, idr_handle) ((u64)(gpu_id) << 32 | (idr_handle))
 #define GET_GPU_ID(handle)		((u32)((handle) >> 32))
-#define GET_IDR_HANDLE(handle)		((handle) & 0xFFFFFFFF)
+#define GET_IDR_HANDLE(handle)		((handle)&0xFFFFFFFF)
 #define KFD_MMAP_TYPE_DOORBELL		(0x3ULL << 62)
-#define KFD_MMAP_GPU_ID(gpu_id)		((u64)((gpu_id) & 0xffff) << 46)
+#define KFD_MMAP_GPU_ID(gpu_id)		((u64)((gpu_id)&0xffff) << 46)
 #define KFD_MAX_QUEUE_PERCENTAGE	100
 #define KFD_MAX_QUEUE_PRIORITY		15
 #define KFD_MIN_QUEUE_RING_SIZE		1024
@@ -86,7 +86,8 @@ static noinline int kfd_ioctl_create_queue(struct file *filep, struct kfd_proces
 	unsigned int qid;
 	int r;
 
-	if (props.queue_percent > KFD_MAX_QUEUE_PERCENTAGE || props.priority > KFD_MAX_QUEUE_PRIORITY)
+	if (props.queue_percent > KFD_MAX_QUEUE_PERCENTAGE ||
+	    props.priority > KFD_MAX_QUEUE_PRIORITY)
 		return -EINVAL;
 	if (args->ring_size && !is_power_of_2(args->ring_size))
 		return -EINVAL;
@@ -122,8 +123,8 @@ static noinline int kfd_ioctl_create_queue(struct file *filep, struct kfd_proces
 	if (r)
 		return r;
 	args->queue_id = qid;
-	args->doorbell_offset = KFD_MMAP_TYPE_DOORBELL | KFD_MMAP_GPU_ID(args->gpu_id) |
-				(u64)qid * sizeof(u64);
+	args->doorbell_offset =
+		KFD_MMAP_TYPE_DOORBELL | KFD_MMAP_GPU_ID(args->gpu_id) | (u64)qid * sizeof(u64);
 	return 0;
 }
 
@@ -224,8 +225,7 @@ static int kfd_ioctl_set_scratch_backing_va(struct file *filep, struct kfd_proce
 	return sim_ioctl_accept_for_gpu(p, args->gpu_id);
 }
 
-static int kfd_ioctl_get_process_apertures_new(struct file *filp, struct kfd_process *p,
-					       void *data)
+static int kfd_ioctl_get_process_apertures_new(struct file *filp, struct kfd_process *p, void *data)
 {
 	struct kfd_ioctl_get_process_apertures_new_args *args = data;
 	struct kfd_process_device_apertures *pa;
@@ -296,9 +296,8 @@ static int kfd_ioctl_get_available_memory(struct file *filep, struct kfd_process
 	mutex_lock(&p->mutex);
 	pdd = kfd_process_device_data_by_id(p, args->gpu_id);
 	if (pdd) {
-		args->available = ALIGN_DOWN(
-			amdgpu_amdkfd_get_available_memory(pdd->dev->adev, 0),
-			VRAM_AVAILABILITY_ALIGN);
+		args->available = ALIGN_DOWN(amdgpu_amdkfd_get_available_memory(pdd->dev->adev, 0),
+					     VRAM_AVAILABILITY_ALIGN);
 		r = 0;
 	}
 	mutex_unlock(&p->mutex);

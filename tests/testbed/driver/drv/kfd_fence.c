@@ -83,7 +83,8 @@ void amdgpu_amdkfd_remove_all_eviction_fences(struct amdgpu_bo *bo)
 	struct dma_fence *fence, *stub = dma_fence_get_stub();
 	struct dma_resv_iter cursor;
 
-	dma_resv_for_each_fence(&cursor, resv, DMA_RESV_USAGE_BOOKKEEP, fence) {
+	dma_resv_for_each_fence(&cursor, resv, DMA_RESV_USAGE_BOOKKEEP, fence)
+	{
 		if (to_amdgpu_amdkfd_fence(fence))
 			dma_resv_replace_fences(resv, fence->context, stub,
 						DMA_RESV_USAGE_BOOKKEEP);

@@ -141,21 +141,20 @@ static int signal_eviction_fence(struct kfd_process *p)
 
 static noinline void evict_process_worker(struct work_struct *work)
 {
-	struct kfd_process *p = container_of(to_delayed_work(work), struct kfd_process,
-					     eviction_work);
+	struct kfd_process *p =
+		container_of(to_delayed_work(work), struct kfd_process, eviction_work);
 
 	kfd_process_evict_queues(p, KFD_QUEUE_EVICTION_TRIGGER_TTM);
 	/* A restore already pending will start the queues once, not twice. */
-	if (signal_eviction_fence(p) ||
-	    mod_delayed_work(kfd_restore_wq, &p->restore_work,
-			     msecs_to_jiffies(PROCESS_RESTORE_TIME_MS)))
+	if (signal_eviction_fence(p) || mod_delayed_work(kfd_restore_wq, &p->restore_work,
+							 msecs_to_jiffies(PROCESS_RESTORE_TIME_MS)))
 		kfd_process_restore_queues(p);
 }
 
 static noinline void restore_process_worker(struct work_struct *work)
 {
-	struct kfd_process *p = container_of(to_delayed_work(work), struct kfd_process,
-					     restore_work);
+	struct kfd_process *p =
+		container_of(to_delayed_work(work), struct kfd_process, restore_work);
 
 	p->last_restore_timestamp = jiffies;
 	if (p->kgd_process_info &&
@@ -356,8 +355,7 @@ static void kfd_process_notifier_release_internal(struct kfd_process *p)
 #endif
 }
 
-static noinline void kfd_process_notifier_release(struct mmu_notifier *mn,
-						  struct mm_struct *mm)
+static noinline void kfd_process_notifier_release(struct mmu_notifier *mn, struct mm_struct *mm)
 {
 	struct kfd_process *p = container_of(mn, struct kfd_process, mmu_notifier);
 

@@ -15,16 +15,16 @@
 
 #include "kfd.h"
 
-#define CRAT_LINK_HYPERTRANSPORT 1
-#define CRAT_LINK_PCIEXPRESS	 2
-#define CRAT_LINK_XGMI		 11
-#define CRAT_LINK_ENABLED	 1
+#define CRAT_LINK_HYPERTRANSPORT    1
+#define CRAT_LINK_PCIEXPRESS	    2
+#define CRAT_LINK_XGMI		    11
+#define CRAT_LINK_ENABLED	    1
 #define HSA_MEM_HEAP_TYPE_SYSTEM    0
 #define HSA_MEM_HEAP_TYPE_FB_PUBLIC 1
 /* As a real MI210 reports; what the runtime reads out of it fits all models. */
-#define SIM_CAPABILITY	746037888U
-#define SIM_DEBUG_PROP	470ULL
-#define SIM_HIVE_ID	0x5a1f3c2e00000001ULL
+#define SIM_CAPABILITY 746037888U
+#define SIM_DEBUG_PROP 470ULL
+#define SIM_HIVE_ID    0x5a1f3c2e00000001ULL
 
 struct sim_topo_dir {
 	struct list_head list;
@@ -136,7 +136,8 @@ static u32 sim_cpu_index(int numa)
 {
 	int node, index = 0;
 
-	for_each_online_node(node) {
+	for_each_online_node(node)
+	{
 		if (node == numa)
 			return index;
 		index++;
@@ -224,12 +225,12 @@ static int sim_topo_properties(struct kobject *node, const struct sim_topo_props
 #if SIM_KERNEL_AT_LEAST(6, 14)
 		seq_buf_printf(&s, "capability2 0\n");
 #endif
-		seq_buf_printf(&s, "debug_prop %llu\nsdma_fw_version 9\nunique_id %llu\nnum_xcc %u\n",
+		seq_buf_printf(&s,
+			       "debug_prop %llu\nsdma_fw_version 9\nunique_id %llu\nnum_xcc %u\n",
 			       SIM_DEBUG_PROP, p->gpu->adev->unique_id, per_xcc);
 	}
 	seq_buf_printf(&s, "max_engine_clk_ccompute %u\n", cpufreq_quick_get_max(0) / 1000);
-	r = seq_buf_has_overflowed(&s) ? -E2BIG :
-					 sim_topo_mkfile(node, "properties", p->gpu, text);
+	r = seq_buf_has_overflowed(&s) ? -E2BIG : sim_topo_mkfile(node, "properties", p->gpu, text);
 	kfree(text);
 	return r;
 }
@@ -353,7 +354,8 @@ static int sim_topo_rebuild(void)
 	sim_topo_clear();
 	WRITE_ONCE(sim_generation, sim_generation + 1);
 	nodes = sim_topo_mkdir(sim_topology, "nodes");
-	for_each_online_node(numa) {
+	for_each_online_node(numa)
+	{
 		if (!r)
 			r = sim_topo_cpu(nodes, numa, i++);
 	}

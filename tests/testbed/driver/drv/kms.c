@@ -144,8 +144,7 @@ const struct drm_driver amdgpu_kms_driver = {
 	.gem_prime_import = amdgpu_gem_prime_import,
 	.name = "amdgpu",
 	.desc = "AMD GPU (simulated)",
-	SIM_DRIVER_DATE
-	.major = 3,
+	SIM_DRIVER_DATE.major = 3,
 	.minor = SIM_DRIVER_MINOR,
 	.patchlevel = 0,
 };

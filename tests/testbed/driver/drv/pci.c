@@ -37,8 +37,8 @@ static int amdgpu_pci_probe(struct pci_dev *pdev, const struct pci_device_id *en
 		goto err_unregister;
 	amdgpu_debugfs_init(adev);
 	dev_info(adev->dev, "simulated %s (%s), %llu GiB VRAM, render node %d\n",
-		 adev->sim_asic->product_name, adev->sim_asic->gfx,
-		 adev->gmc.real_vram_size >> 30, ddev->render->index);
+		 adev->sim_asic->product_name, adev->sim_asic->gfx, adev->gmc.real_vram_size >> 30,
+		 ddev->render->index);
 	return 0;
 
 err_unregister:
@@ -60,11 +60,9 @@ static void amdgpu_pci_remove(struct pci_dev *pdev)
 }
 
 /* What QEMU's ati-vga offers. Other devices bind through new_id. */
-static const struct pci_device_id pciidlist[] = {
-	{ PCI_VDEVICE(ATI, 0x5159) },
-	{ PCI_VDEVICE(ATI, 0x5046) },
-	{}
-};
+static const struct pci_device_id pciidlist[] = { { PCI_VDEVICE(ATI, 0x5159) },
+						  { PCI_VDEVICE(ATI, 0x5046) },
+						  {} };
 MODULE_DEVICE_TABLE(pci, pciidlist);
 
 static struct pci_driver amdgpu_kms_pci_driver = {
@@ -102,5 +100,6 @@ static void __exit amdgpu_exit(void)
 module_init(amdgpu_init);
 module_exit(amdgpu_exit);
 
-MODULE_DESCRIPTION("Simulation of the amdgpu driver for tests: real DRM, TTM and KFD interfaces, no GPU");
+MODULE_DESCRIPTION(
+	"Simulation of the amdgpu driver for tests: real DRM, TTM and KFD interfaces, no GPU");
 MODULE_LICENSE("GPL");

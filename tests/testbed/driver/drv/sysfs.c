@@ -12,18 +12,16 @@ static struct amdgpu_device *sim_adev(struct device *dev)
 
 static u64 sim_used(struct device *dev, int mem_type)
 {
-	struct ttm_resource_manager *man =
-		ttm_manager_type(&sim_adev(dev)->mman.bdev, mem_type);
+	struct ttm_resource_manager *man = ttm_manager_type(&sim_adev(dev)->mman.bdev, mem_type);
 
 	return man ? ttm_resource_manager_usage(man) : 0;
 }
 
-#define SIM_ATTR(_name, _format, _value)                                                  \
-	static ssize_t _name##_show(struct device *dev, struct device_attribute *attr,    \
-				    char *buf)                                            \
-	{                                                                                 \
-		return sysfs_emit(buf, _format "\n", _value);                             \
-	}                                                                                 \
+#define SIM_ATTR(_name, _format, _value)                                                          \
+	static ssize_t _name##_show(struct device *dev, struct device_attribute *attr, char *buf) \
+	{                                                                                         \
+		return sysfs_emit(buf, _format "\n", _value);                                     \
+	}                                                                                         \
 	static DEVICE_ATTR_RO(_name)
 
 SIM_ATTR(mem_info_vram_total, "%llu", sim_adev(dev)->gmc.real_vram_size);
@@ -68,26 +66,21 @@ static ssize_t current_memory_partition_store(struct device *dev, struct device_
 }
 static DEVICE_ATTR_RW(current_memory_partition);
 
-static struct attribute *sim_attributes[] = {
-	&dev_attr_mem_info_vram_total.attr,
-	&dev_attr_mem_info_vis_vram_total.attr,
-	&dev_attr_mem_info_vram_used.attr,
-	&dev_attr_mem_info_vis_vram_used.attr,
-	&dev_attr_mem_info_gtt_total.attr,
-	&dev_attr_mem_info_gtt_used.attr,
-	&dev_attr_gpu_busy_percent.attr,
-	&dev_attr_mem_busy_percent.attr,
-	&dev_attr_unique_id.attr,
-	&dev_attr_product_name.attr,
-	NULL
-};
+static struct attribute *sim_attributes[] = { &dev_attr_mem_info_vram_total.attr,
+					      &dev_attr_mem_info_vis_vram_total.attr,
+					      &dev_attr_mem_info_vram_used.attr,
+					      &dev_attr_mem_info_vis_vram_used.attr,
+					      &dev_attr_mem_info_gtt_total.attr,
+					      &dev_attr_mem_info_gtt_used.attr,
+					      &dev_attr_gpu_busy_percent.attr,
+					      &dev_attr_mem_busy_percent.attr,
+					      &dev_attr_unique_id.attr,
+					      &dev_attr_product_name.attr,
+					      NULL };
 
 static struct attribute *sim_partition_attributes[] = {
-	&dev_attr_current_compute_partition.attr,
-	&dev_attr_available_compute_partition.attr,
-	&dev_attr_current_memory_partition.attr,
-	&dev_attr_available_memory_partition.attr,
-	NULL
+	&dev_attr_current_compute_partition.attr, &dev_attr_available_compute_partition.attr,
+	&dev_attr_current_memory_partition.attr, &dev_attr_available_memory_partition.attr, NULL
 };
 
 /* Radeon cards have no partition files. */
@@ -105,8 +98,4 @@ static const struct attribute_group sim_partition_group = {
 	.is_visible = sim_partition_visible,
 };
 
-const struct attribute_group *amdgpu_sysfs_groups[] = {
-	&sim_group,
-	&sim_partition_group,
-	NULL
-};
+const struct attribute_group *amdgpu_sysfs_groups[] = { &sim_group, &sim_partition_group, NULL };

@@ -96,7 +96,8 @@ static noinline bool amdgpu_ttm_bo_eviction_valuable(struct ttm_buffer_object *b
 		return false;
 
 	/* A KFD process needs all its buffers at once: none makes room for another. */
-	dma_resv_for_each_fence(&cursor, bo->base.resv, DMA_RESV_USAGE_BOOKKEEP, f) {
+	dma_resv_for_each_fence(&cursor, bo->base.resv, DMA_RESV_USAGE_BOOKKEEP, f)
+	{
 		if (amdkfd_fence_check_mm(f, current->mm) &&
 		    !(place && place->flags & TTM_PL_FLAG_CONTIGUOUS))
 			return false;

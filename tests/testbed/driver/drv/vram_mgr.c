@@ -59,8 +59,7 @@ static noinline int amdgpu_vram_mgr_new(struct ttm_resource_manager *man,
 	return 0;
 }
 
-static noinline void amdgpu_vram_mgr_del(struct ttm_resource_manager *man,
-					 struct ttm_resource *res)
+static noinline void amdgpu_vram_mgr_del(struct ttm_resource_manager *man, struct ttm_resource *res)
 {
 	struct amdgpu_vram_mgr_resource *vres = to_amdgpu_vram_mgr_resource(res);
 	struct amdgpu_vram_mgr *mgr = to_vram_mgr(man);
@@ -179,8 +178,8 @@ void amdgpu_vram_mgr_fini(struct amdgpu_device *adev)
 	r = ttm_resource_manager_evict_all(&adev->mman.bdev, man);
 	/* After the eviction, which still uncharges; before anything goes. */
 	sim_unregister_region(mgr);
-	if (WARN(r || mgr->sim_allocated, "VRAM still in use: %llu bytes, %d\n",
-		 mgr->sim_allocated, r))
+	if (WARN(r || mgr->sim_allocated, "VRAM still in use: %llu bytes, %d\n", mgr->sim_allocated,
+		 r))
 		return;
 	ttm_resource_manager_cleanup(man);
 	ttm_set_driver_manager(&adev->mman.bdev, TTM_PL_VRAM, NULL);
