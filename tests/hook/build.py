@@ -44,6 +44,23 @@ class NotHere(Exception):  # noqa: N818
     """What the tests of this folder need and this machine lacks."""
 
 
+def build_thunk(out: Path, *, headers_of_6: Path | None = None) -> None:
+    """Build the stand-in thunk for ROCr 5, or for ROCr 6 against the headers in a directory."""
+    out.mkdir()
+    thunk = _HERE / "thunk"
+    sources = [thunk / name for name in ("topology.c", "memory.c", "queues.c")]
+    flags = ["-fPIC", "-shared"]
+    if headers_of_6 is not None:
+        sources.append(thunk / "since_6.c")
+        _cc(*flags, "-I/usr/include/libdrm", "-Wl,-soname,libdrm_amdgpu.so.1", thunk / "drm.c",
+            "-o", out / "libdrm_amdgpu.so.1")  # fmt: skip
+        flags += ["-isystem", str(headers_of_6), "-DROCR_6"]
+    script = f"-Wl,--version-script={thunk / 'exports.map'}"
+    _cc(*flags, "-Wl,-soname,libhsakmt.so.1", script, *sources, "-lpthread", "-o",
+        out / "libhsakmt.so.1")  # fmt: skip
+    _cc("-fPIC", "-shared", thunk / "kernel.c", "-o", out / "libkernel.so")
+
+
 def build(root: Path) -> Path:
     """Build hook/, thunk/ and programs/ below root, and return it. Raises NotHere."""
     missing = [package for package, path in _NEEDED.items() if not path.exists()]
@@ -63,15 +80,7 @@ def build(root: Path) -> Path:
         ],
         check=True,
     )
-    (root / "thunk").mkdir()
-    thunk = _HERE / "thunk"
-    _cc(
-        "-fPIC", "-shared", "-Wl,-soname,libhsakmt.so.1",
-        f"-Wl,--version-script={thunk / 'exports.map'}",
-        thunk / "topology.c", thunk / "memory.c", thunk / "queues.c",
-        "-lpthread", "-o", root / "thunk" / "libhsakmt.so.1",
-    )  # fmt: skip
-    _cc("-fPIC", "-shared", thunk / "kernel.c", "-o", root / "thunk" / "libkernel.so")
+    build_thunk(root / "thunk")
     (root / "programs").mkdir()
     for name, flags in _WAYS.items():
         _cc(

@@ -30,6 +30,28 @@ THUNK = Path("/usr/local/thunk")
 PROGRAMS = Path("/usr/local/programs")
 _OUT = Path("/srv")
 
+_ENTER_ROOTFS = """
+set -e
+mkdir "$WORK/upper" "$WORK/over" "$WORK/root"
+mount -t overlay -o "lowerdir=$ROOTFS,upperdir=$WORK/upper,workdir=$WORK/over" overlay "$WORK/root"
+cd "$WORK/root"
+mkdir -p proc dev srv tmp run/ringfence/ledger usr/local/ringfence usr/local/thunk \\
+  usr/local/programs
+# Unpacked packages have no base-files, which makes these links.
+[ -e lib ] || ln -s usr/lib lib
+[ -e lib64 ] || ln -s usr/lib64 lib64
+mount --rbind /dev dev
+mount -t proc proc proc
+cp -r "$UPPER/ringfence" etc/
+mount --bind "$ROOT/ledger" run/ringfence/ledger
+mount --bind "$ROOT/out" srv
+mount --bind "$ROOT/tmp" tmp
+mount --bind "$BUILT/hook" usr/local/ringfence
+mount --bind "$THUNK" usr/local/thunk
+mount --bind "$BUILT/programs" usr/local/programs
+exec chroot . /usr/bin/busybox env -i "$@"
+"""
+
 _ENTER = """
 set -e
 mount -t tmpfs tmpfs /run
@@ -40,10 +62,10 @@ if [ -d "$ROOT/ledger" ]; then
 fi
 mount --bind "$ROOT/out" /srv
 mount -t tmpfs tmpfs /usr/local
-for name in hook:ringfence thunk:thunk programs:programs; do
-  mkdir "/usr/local/${name#*:}"
-  mount --bind "$BUILT/${name%:*}" "/usr/local/${name#*:}"
-done
+mkdir /usr/local/ringfence /usr/local/thunk /usr/local/programs
+mount --bind "$BUILT/hook" /usr/local/ringfence
+mount --bind "$THUNK" /usr/local/thunk
+mount --bind "$BUILT/programs" /usr/local/programs
 # After the hook: it may be named in ld.so.preload.
 mount -t overlay -o "lowerdir=/etc,upperdir=$UPPER,workdir=$WORK" overlay /etc
 mount --bind "$ROOT/tmp" /tmp
@@ -73,6 +95,10 @@ class Container:
     root: Path
     built: Path
     """Holds hook/, thunk/ and programs/."""
+    rootfs: Path | None = None
+    """An unpacked image to run in; None: this machine's files."""
+    thunk: str = "thunk"
+    """The stand-in thunk below `built` that fits the ROCr in use."""
     env: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -130,14 +156,17 @@ class Container:
         (work / "work").mkdir()
         # The variables are the command's alone: the shell that mounts must not load the hook.
         words = [*(f"{name}={value}" for name, value in variables.items()), *map(str, command)]
+        script = _ENTER if self.rootfs is None else _ENTER_ROOTFS
         return subprocess.Popen(
-            ["unshare", "--mount", *unshare, "sh", "-c", _ENTER, "sh", *words],
+            ["unshare", "--mount", *unshare, "sh", "-c", script, "sh", *words],
             env={
                 "PATH": os.environ["PATH"],
                 "ROOT": str(self.root),
                 "BUILT": str(self.built),
                 "UPPER": str(upper),
                 "WORK": str(work / "work"),
+                "ROOTFS": str(self.rootfs),
+                "THUNK": str(self.built / self.thunk),
             },
             stdin=stdin,
             stdout=subprocess.PIPE,

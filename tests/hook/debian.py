@@ -7,13 +7,21 @@ import os
 from typing import TYPE_CHECKING
 
 from tests.testbed import apt
-from tests.testbed.cache import Cache, Report, Step
+from tests.testbed.cache import Cache, Report, Step, digest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
 HEADERS = ("libhsa-runtime-dev",)
+
+TRIXIE_ROCM = (
+    *("libamdhip64-5", "libhsa-runtime64-1", "libamd-comgr2", "libhsakmt-dev", "busybox-static"),
+    *("libc6", "libstdc++6", "libgcc-s1", "libdrm2", "libllvm17t64", "libelf1t64", "zlib1g"),
+    *("libzstd1", "libnuma1", "libedit2", "libxml2", "libtinfo6", "libffi8", "libz3-4", "libbsd0"),
+    *("libmd0", "liblzma5"),
+)
+"""HIP 5.7.1 and ROCr 6.1.2 with what they load, and one static program to start others."""
 
 
 def unpacked(suite: str, packages: Sequence[str]) -> Path:
@@ -37,5 +45,5 @@ def unpacked(suite: str, packages: Sequence[str]) -> Path:
             apt.unpack(package, into / "root", step)
             package.unlink()
 
-    key = "-".join(sorted(packages)).replace("+", "")[:100]
+    key = digest(*sorted(packages))[:16]
     return cache.ensure("hook-packages", suite, key, report, make) / "root"

@@ -12,6 +12,7 @@
 #ifndef STAND_IN_THUNK_H
 #define STAND_IN_THUNK_H
 
+#include <stddef.h>
 #include <hsakmt.h>
 
 #define THUNK_MAX_GPUS	8

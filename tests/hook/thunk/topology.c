@@ -129,6 +129,10 @@ static void describe_gpu(HSAuint32 node, HsaNodeProperties *properties)
 	properties->NumCpQueues = 24;
 	properties->Capability.ui32.DoorbellType = 2;
 	properties->Capability.ui32.SVMAPISupported = 1;
+#ifdef ROCR_6
+	/* Without it the scratch size comes to 0, which ROCr 6 asserts on. */
+	properties->NumXcc = 1;
+#endif
 	properties->VendorId = 0x1002;
 	properties->DeviceId = 0x740c;
 	properties->LocationId = (FIRST_BUS + node - 1) << 8;

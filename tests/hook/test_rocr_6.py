@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same objects under Debian 13's HIP 5.7.1, ROCr 6.1.2 and glibc 2.41, in a root of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.testbed.cache import StepError
+
+from .build import build_thunk
+from .container import PROGRAMS, Container
+from .debian import TRIXIE_ROCM, unpacked
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def trixie(built: Path) -> Path:
+    try:
+        rootfs = unpacked("trixie", TRIXIE_ROCM)
+    except StepError as error:
+        pytest.skip(f"the archive has no Debian 13: {error}")
+    build_thunk(built / "thunk-6", headers_of_6=rootfs / "usr" / "include" / "hsakmt")
+    return rootfs
+
+
+@pytest.fixture
+def newer(container: Container, trixie: Path) -> Container:
+    """A container of Debian 13 with a slice of 2 GiB and 16 CUs."""
+    container.rootfs = trixie
+    container.thunk = "thunk-6"
+    container.give_mib(2048, cus="0-15")
+    # The address library asserts on a made-up chip.
+    container.env["HSA_DISABLE_IMAGE"] = "1"
+    return container
+
+
+@pytest.mark.parametrize(
+    "way", ["hip", "hip-noplt", "hip-address", "hip-dlsym", "hip-dlmopen", "hip-hsa"]
+)
+@pytest.mark.parametrize("dropped", ["LD_AUDIT", "HSA_TOOLS_LIB"])
+def test_every_way_is_held(newer: Container, way: str, dropped: str) -> None:
+    result = newer.hip("malloc=1500", "malloc=1000", program=way, env={dropped: None})
+    assert result.lines == ["malloc 0", "malloc 2"]
+    assert "ringfence: GPU 0000:03:00.0: refused " in result.err
+
+
+def test_memory_info_counts_all_processes(newer: Container) -> None:
+    first = newer.start(PROGRAMS / "hip", "malloc=500", "say=up", "wait", stdin=-1)
+    assert first.stdout is not None
+    assert [first.stdout.readline() for _ in range(2)] == ["malloc 0\n", "up\n"]
+    result = newer.hip("info", "total")
+    first.communicate("\n", timeout=30)
+    error, available, total = map(int, result.lines[0].split()[1:])
+    assert (error, total) == (0, 2048)
+    assert 1400 < available <= 1548
+    assert result.lines[1] == "total 0 2048"
+
+
+def test_masks_hold_against_a_hostile_environment(newer: Container) -> None:
+    env = {"HSA_CU_MASK_SKIP_INIT": "1", "HSA_CU_MASK": "0:0-103", "HSA_TOOLS_LIB": ""}
+    result = newer.hip("mask", "ffffffff,ffffffff", program="streams", env=env)
+    assert result.lines[0] == "stream 0"
+    masks = {line.split("mask=")[1] for line in result.driver.splitlines() if "cumask" in line}
+    assert masks == {"0000ffff"}
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ["malloc", "free"],
+        ["async", "free-async", "sync"],
+        ["create", "release"],
+        ["managed", "free"],
+        ["host", "free"],
+        ["pitch"],
+        ["3d"],
+        ["array"],
+    ],
+)
+def test_hip_answers_as_without_the_hook_and_the_books_follow_the_driver(
+    newer: Container, kinds: list[str]
+) -> None:
+    # What the made-up chip or this HIP cannot do must fail in the same way.
+    without = newer.run(
+        PROGRAMS / "kinds", *kinds, env={"LD_AUDIT": None, "HSA_TOOLS_LIB": None}
+    ).lines
+    newer.log.unlink()
+    result = newer.run(PROGRAMS / "kinds", *kinds)
+    assert result.lines == without
+    used = [int(line.rpartition("=")[2]) for line in result.driver.splitlines() if "node=1" in line]
+    assert int(result.lines[-1].split()[2]) == used[-1] >> 20
+
+
+def test_physical_memory_is_within_the_slice(newer: Container) -> None:
+    result = newer.run(PROGRAMS / "kinds", *["create"] * 9)
+    assert [line.split()[1] for line in result.lines] == ["0"] * 8 + ["2"]
+    assert "ringfence: GPU 0000:03:00.0: refused " in result.err
