@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-from enforcer.model import Layer, LayerState, Limit, Protection, Why
+from enforcer.model import Layer, LayerState, Limit, Protection, Why, pci_bdf
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -48,6 +48,9 @@ class SetGate:
 
     limit: Limit
 
+    def __str__(self) -> str:
+        return f"the gate's limit of /{self.limit.path} on {self.limit.bdf}"
+
 
 @dataclass(frozen=True, slots=True)
 class DeleteGate:
@@ -55,6 +58,9 @@ class DeleteGate:
 
     cgroup_id: int
     gpu: int
+
+    def __str__(self) -> str:
+        return f"the gate's limit of dead cgroup {self.cgroup_id} on {pci_bdf(self.gpu)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +70,18 @@ class DeleteUsage:
     cgroup_id: int
     gpu: int
 
+    def __str__(self) -> str:
+        return f"the ledger's row of dead cgroup {self.cgroup_id} on {pci_bdf(self.gpu)}"
+
 
 @dataclass(frozen=True, slots=True)
 class EnableDmem:
     """Hand dmem to the children of the cgroup at ``path`` ("" is the root)."""
 
     path: str
+
+    def __str__(self) -> str:
+        return f"+dmem in cgroup.subtree_control of /{self.path}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +92,9 @@ class SetDmem:
     bdf: str
     region: str
     size: int | None
+
+    def __str__(self) -> str:
+        return f"dmem.max of /{self.path} on {self.bdf}"
 
 
 Action: TypeAlias = SetGate | DeleteGate | DeleteUsage | EnableDmem | SetDmem

@@ -198,3 +198,17 @@ def test_once_planned_and_done_nothing_is_left_to_do(
     done = replace(actual, gate=after)
     assert plan(wanted, done) == []
     assert all(one.layers[0].on for one in protections(wanted, done).values())
+
+
+@pytest.mark.parametrize(
+    ("action", "text"),
+    [
+        (SetGate(POD), "the gate's limit of /kubepods/poda on 0000:03:00.0"),
+        (DeleteGate(7, KEY), "the gate's limit of dead cgroup 7 on 0000:03:00.0"),
+        (DeleteUsage(7, KEY), "the ledger's row of dead cgroup 7 on 0000:03:00.0"),
+        (EnableDmem(""), "+dmem in cgroup.subtree_control of /"),
+        (SetDmem("a/b", GPU, REGION, None), "dmem.max of /a/b on 0000:03:00.0"),
+    ],
+)
+def test_an_action_names_its_object_in_a_problem(action: object, text: str) -> None:
+    assert str(action) == text
