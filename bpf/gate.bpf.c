@@ -252,6 +252,9 @@ static __noinline int reserve(const struct owners *tenants_found, const struct d
 	caller = current_caller(BPF_LOCAL_STORAGE_GET_F_CREATE);
 	if (!caller)
 		return REFUSED_TASK_STORAGE + 1;
+	/* The other copy of this program has been here for this very call. */
+	if (caller->reserved == demand->size && caller->reserved_for.gpu == demand->gpu)
+		return 0;
 	give_back(caller);
 	refused = charge(&to, demand->size, why);
 	if (refused)
@@ -295,8 +298,19 @@ static __always_inline int decide(struct file *file, unsigned int cmd, unsigned 
 	return refuse(&why);
 }
 
+/*
+ * Twice, because the kernel passes over a tracing program that is already running on the same CPU:
+ * a caller that preempts another one inside it would go unasked. The copy catches that call; to go
+ * unasked by both, it would have to preempt two at once. For all others it finds the work done.
+ */
 SEC("fmod_ret/security_file_ioctl")
 int BPF_PROG(file_ioctl, struct file *file, unsigned int cmd, unsigned long arg, int ret)
+{
+	return ret ? ret : decide(file, cmd, arg);
+}
+
+SEC("fmod_ret/security_file_ioctl")
+int BPF_PROG(file_ioctl_again, struct file *file, unsigned int cmd, unsigned long arg, int ret)
 {
 	return ret ? ret : decide(file, cmd, arg);
 }
@@ -304,6 +318,13 @@ int BPF_PROG(file_ioctl, struct file *file, unsigned int cmd, unsigned long arg,
 /* 32-bit callers, in kernels that ask about them apart. Same structures, same numbers. */
 SEC("fmod_ret/security_file_ioctl_compat")
 int BPF_PROG(file_ioctl_compat, struct file *file, unsigned int cmd, unsigned long arg, int ret)
+{
+	return ret ? ret : decide(file, cmd, arg);
+}
+
+SEC("fmod_ret/security_file_ioctl_compat")
+int BPF_PROG(file_ioctl_compat_again, struct file *file, unsigned int cmd, unsigned long arg,
+	     int ret)
 {
 	return ret ? ret : decide(file, cmd, arg);
 }

@@ -29,8 +29,7 @@ static __always_inline __u64 bo_key(struct amdgpu_bo *bo)
 	return (__u64)__builtin_preserve_access_index(&bo->tbo);
 }
 
-SEC("fentry/amdgpu_bo_create")
-int BPF_PROG(bo_create, struct amdgpu_device *adev, struct amdgpu_bo_param *bp)
+static __always_inline int begin_creating(struct amdgpu_device *adev, struct amdgpu_bo_param *bp)
 {
 	struct owners tenants_found = {}, to = {};
 	struct caller *caller;
@@ -99,8 +98,7 @@ static __always_inline bool failed(void *ctx)
 	return bpf_get_func_ret(ctx, &ret) || (int)ret;
 }
 
-SEC("fexit/amdgpu_bo_create")
-int bo_created(void *ctx)
+static __always_inline int end_creating(void *ctx)
 {
 	struct holding holding = {};
 	struct change by = { .buffers = 1 };
@@ -137,8 +135,35 @@ int bo_created(void *ctx)
 	return 0;
 }
 
-SEC("fentry/amdgpu_bo_destroy")
-int BPF_PROG(bo_destroy, struct ttm_buffer_object *tbo)
+/*
+ * These come twice for the reason file_ioctl does (gate.bpf.c): what one copy has done, the other
+ * finds done.
+ */
+SEC("fentry/amdgpu_bo_create")
+int BPF_PROG(bo_create, struct amdgpu_device *adev, struct amdgpu_bo_param *bp)
+{
+	return begin_creating(adev, bp);
+}
+
+SEC("fentry/amdgpu_bo_create")
+int BPF_PROG(bo_create_again, struct amdgpu_device *adev, struct amdgpu_bo_param *bp)
+{
+	return begin_creating(adev, bp);
+}
+
+SEC("fexit/amdgpu_bo_create")
+int bo_created(void *ctx)
+{
+	return end_creating(ctx);
+}
+
+SEC("fexit/amdgpu_bo_create")
+int bo_created_again(void *ctx)
+{
+	return end_creating(ctx);
+}
+
+static __always_inline int end_buffer(struct ttm_buffer_object *tbo)
 {
 	struct change by = { .buffers = -1 };
 	__u64 key = (__u64)tbo;
@@ -157,6 +182,18 @@ int BPF_PROG(bo_destroy, struct ttm_buffer_object *tbo)
 		by.requested = -(__s64)holding.size;
 	apply_change(&holding.owners, &by);
 	return 0;
+}
+
+SEC("fentry/amdgpu_bo_destroy")
+int BPF_PROG(bo_destroy, struct ttm_buffer_object *tbo)
+{
+	return end_buffer(tbo);
+}
+
+SEC("fentry/amdgpu_bo_destroy")
+int BPF_PROG(bo_destroy_again, struct ttm_buffer_object *tbo)
+{
+	return end_buffer(tbo);
 }
 
 static __always_inline void change_residence(const struct holding *of, __s64 size)

@@ -52,12 +52,25 @@ class _MapInfo(ctypes.Structure):
     )
 
 
+class _LinkInfo(ctypes.Structure):
+    """The first members of ``struct bpf_link_info``."""
+
+    _fields_ = (("type", c_uint32), ("id", c_uint32), ("prog_id", c_uint32))
+
+
+class _ProgramInfo(ctypes.Structure):
+    """``struct bpf_prog_info`` up to what we read, since Linux 5.12."""
+
+    _fields_ = (("before", ctypes.c_char * 208), ("recursion_misses", c_uint64))
+
+
 _PRINT = ctypes.CFUNCTYPE(c_int, c_int, c_char_p, c_void_p)
 _SAMPLE = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p, c_size_t)
 
 _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "bpf_obj_get": (c_int, (c_char_p,)),
     "bpf_obj_get_info_by_fd": (c_int, (c_int, c_void_p, POINTER(c_uint32))),
+    "bpf_prog_get_fd_by_id": (c_int, (c_uint32,)),
     "bpf_map_lookup_elem": (c_int, (c_int, c_char_p, c_char_p)),
     "bpf_map_update_elem": (c_int, (c_int, c_char_p, c_char_p, c_uint64)),
     "bpf_map_delete_elem": (c_int, (c_int, c_char_p)),
@@ -203,6 +216,31 @@ class Libbpf:
             finally:
                 self.lib.bpf_link__destroy(link)
 
+    def calls_missed(self, link: Path) -> int:
+        """Calls the kernel made without running the program of this pinned link.
+
+        It passes over a program that is already running on the same CPU.
+        """
+        fd = self._check(f"{link}: cannot open", self.lib.bpf_obj_get(os.fsencode(link)))
+        try:
+            linked = _LinkInfo()
+            self._info(fd, linked)
+        finally:
+            os.close(fd)
+        fd = self._check(f"{link}: no program", self.lib.bpf_prog_get_fd_by_id(linked.prog_id))
+        try:
+            program = _ProgramInfo()
+            self._info(fd, program)
+        finally:
+            os.close(fd)
+        return int(program.recursion_misses)
+
+    def _info(self, fd: int, info: ctypes.Structure) -> None:
+        size = c_uint32(ctypes.sizeof(info))
+        self._check(
+            "bpf_obj_get_info_by_fd", self.lib.bpf_obj_get_info_by_fd(fd, byref(info), byref(size))
+        )
+
     # Maps
 
     def open_pinned(self, path: Path) -> int:
@@ -214,10 +252,7 @@ class Libbpf:
     def map_sizes(self, fd: int) -> tuple[int, int, int]:
         """(key bytes, value bytes, entries)."""
         info = _MapInfo()
-        size = c_uint32(ctypes.sizeof(info))
-        self._check(
-            "bpf_obj_get_info_by_fd", self.lib.bpf_obj_get_info_by_fd(fd, byref(info), byref(size))
-        )
+        self._info(fd, info)
         return info.key_size, info.value_size, info.max_entries
 
     def lookup(self, fd: int, key: bytes, size: int) -> bytes | None:

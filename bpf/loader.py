@@ -309,6 +309,16 @@ class _Loaded:
     def _part(self) -> _Part:
         raise NotImplementedError
 
+    def missed(self) -> dict[str, int]:
+        """Program -> calls that passed it by, because it was running on that CPU already."""
+        library = Libbpf()
+        links = self.pin_root / str(self.generation)
+        return {
+            name: library.calls_missed(links / (self._part().prefix + name))
+            for name, why_not in self.attached.items()
+            if why_not is None
+        }
+
     def detach(self) -> None:
         """Take the programs away; maps, limits and the other part stay."""
         _detach(self.pin_root, self._part())
