@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 SOURCES = Path(__file__).parent / "driver"
 MODULE = "amdgpu.ko"
 
-_RECIPE = "2"
+_RECIPE = "3"
+_NO_BTF = "no-btf"
 _SOURCE_NAMES = ("Kbuild", "Makefile", "*.c", "*.h", "*.S")
 
 
@@ -39,7 +40,7 @@ def prepare(
     sources = [path for name in _SOURCE_NAMES for path in SOURCES.rglob(name)]
     if not (SOURCES / "Kbuild").is_file():
         raise StepError(f"driver: expected {SOURCES / 'Kbuild'}, found no such file")
-    key = digest(_RECIPE, kernel.key, str(module_btf), digest_files(sources, SOURCES))
+    key = digest(_RECIPE, kernel.key, digest_files(sources, SOURCES))
 
     def make(into: Path, step: Step) -> None:
         copy = into / "source"
@@ -52,23 +53,24 @@ def prepare(
         built = copy / MODULE
         if not built.is_file():
             raise StepError(f"{step.name}: the sources built no {MODULE}; see {step.log}")
-        removed = ["--strip-debug"]
-        if not module_btf:
-            removed += ["--remove-section=.BTF", "--remove-section=.BTF.base"]
-        step.run(["objcopy", *removed, built, into / MODULE])
-        if module_btf and ".BTF" not in _sections(into / MODULE):
+        step.run(["objcopy", "--strip-debug", built, into / MODULE])
+        shutil.rmtree(copy)
+        if ".BTF" not in _sections(into / MODULE):
             raise StepError(
                 f"{step.name}: {MODULE} has no type information; expected pahole (package dwarves) "
                 f"to add it, see {step.log}"
             )
+        (into / _NO_BTF).mkdir()
+        without = ["--remove-section=.BTF", "--remove-section=.BTF.base"]
+        step.run(["objcopy", *without, into / MODULE, into / _NO_BTF / MODULE])
         _write_lines(into / "depends", _modinfo(into / MODULE, "depends").strip().split(","))
         parameters = _modinfo(into / MODULE, "parm").splitlines()
         _write_lines(into / "parameters", [line.partition(":")[0] for line in parameters])
 
-    name = kernel.line if module_btf else f"{kernel.line}-no-btf"
-    place = cache.ensure("driver", name, key, report, make)
+    place = cache.ensure("driver", kernel.line, key, report, make)
     check_options(options or {}, (place / "parameters").read_text().split())
-    return Driver(place / MODULE, (place / "depends").read_text().split(), options or {})
+    module = place / MODULE if module_btf else place / _NO_BTF / MODULE
+    return Driver(module, (place / "depends").read_text().split(), options or {})
 
 
 def check_options(options: Mapping[str, str], parameters: Sequence[str]) -> None:

@@ -105,9 +105,7 @@ def _do(wish: Wish, cache: Cache, report: Report, *, refresh: bool) -> None:
         case "kernel":
             kernels.prepare(cache, wish.name, report, refresh=refresh)
         case "driver":
-            built = kernels.prepare(cache, wish.name, report)
-            for module_btf in (True, False):
-                kmodule.prepare(cache, built, report, module_btf=module_btf)
+            kmodule.prepare(cache, kernels.prepare(cache, wish.name, report), report)
         case "stock":
             stock.prepare(cache, wish.name, report, refresh=refresh)
         case other:
