@@ -27,6 +27,8 @@ class Checkpoint:
 
         Raises CheckpointError for a file that cannot be read at all, which is not ours to replace.
         """
+        self.giving = threading.Lock()
+        """Held from a decision on the slices to the write that follows from it."""
         self._path = path
         self._lock = threading.Lock()
         self._slices = tuple(self._read())

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
 TO_ALLOCATE = "hami.io/amd-devices-to-allocate"
+ALLOCATED = "hami.io/amd-devices-allocated"
 CU_ALLOCATED = "hami.io/amd-cu-allocated"
 BIND_PHASE = "hami.io/bind-phase"
 BIND_TIME = "hami.io/bind-time"

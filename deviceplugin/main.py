@@ -130,6 +130,7 @@ def run(arguments: argparse.Namespace, stopping: threading.Event) -> int:
         cache,
         checkpoint,
         lambda: read_pod_resources(pod_resources, RESOURCE, _POD_RESOURCES_SECONDS),
+        lambda: offer.devices,
     )
     plugin = DevicePlugin(
         offer,
@@ -141,6 +142,16 @@ def run(arguments: argparse.Namespace, stopping: threading.Event) -> int:
         hook_dir=arguments.hook_dir,
         fail_open=arguments.fail_open,
     )
+    broken = threading.Event()
+
+    def end(failure: threading.ExceptHookArgs) -> None:
+        # A plugin with a part missing would look alive; a new one picks up where this one was.
+        name = failure.thread.name if failure.thread else "a thread"
+        _log.critical("%s ended by a mistake in it", name, exc_info=failure.exc_value)
+        broken.set()
+        stopping.set()
+
+    threading.excepthook = end
     parts = (offer, cache, Publisher(api, cache, offer), release, reaper)
     for part in parts:
         part.start()
@@ -149,7 +160,7 @@ def run(arguments: argparse.Namespace, stopping: threading.Event) -> int:
     for part in reversed(parts):
         part.stop()
     client.close()
-    return 0
+    return 1 if broken.is_set() else 0
 
 
 def _connect(arguments: argparse.Namespace) -> ApiServer:

@@ -13,10 +13,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def read_pod_resources(
-    socket: Path, resource: str, timeout: float
-) -> dict[tuple[str, str], frozenset[str]] | None:
-    """(namespace, pod) -> its device ids; None if kubelet does not answer within ``timeout``."""
+PodDevices = dict[tuple[str, str], dict[str, tuple[str, ...]]]
+"""(namespace, pod) -> container -> its device ids."""
+
+
+def read_pod_resources(socket: Path, resource: str, timeout: float) -> PodDevices | None:
+    """Who holds devices of ``resource``; None if kubelet does not answer within ``timeout``."""
     if not socket.exists():
         return None
     with grpc.insecure_channel(f"unix:{socket}") as channel:
@@ -30,12 +32,14 @@ def read_pod_resources(
         except grpc.RpcError:
             return None
     return {
-        (pod.namespace, pod.name): frozenset(
-            device_id
+        (pod.namespace, pod.name): {
+            container.name: tuple(
+                device_id
+                for devices in container.devices
+                if devices.resource_name == resource
+                for device_id in devices.device_ids
+            )
             for container in pod.containers
-            for devices in container.devices
-            if devices.resource_name == resource
-            for device_id in devices.device_ids
-        )
+        }
         for pod in answer.pod_resources
     }

@@ -22,6 +22,8 @@ _RETRY_SECONDS = (0.5, 15.0)
 """Shortest and longest pause before the API server is asked again."""
 _REMEMBERED = 1000
 """UIDs of deleted pods."""
+_MALFORMED = (KeyError, TypeError, AttributeError)
+"""What parsing raises for what is no object of its kind."""
 
 _log = logging.getLogger(__name__)
 
@@ -104,7 +106,7 @@ class PodCache:
 
     def absorb_pod(self, pod: Json) -> Pod:
         """Take in a pod read or patched elsewhere, unless the cache knows better."""
-        parsed = parse_pod(pod, self._resource)
+        parsed = self._parse(pod)
         with self._changed:
             if self._take(parsed):
                 self._touch()
@@ -112,12 +114,21 @@ class PodCache:
 
     def absorb_node(self, node: Json) -> Node:
         """Take in the node read or patched elsewhere, unless the cache knows a newer one."""
-        parsed = parse_node(node)
+        try:
+            parsed = parse_node(node)
+        except _MALFORMED as error:
+            raise ApiServerError("node", f"expected a node object, found {error!r}") from error
         with self._changed:
             if _newer(parsed, self._node):
                 self._node = parsed
                 self._touch()
         return parsed
+
+    def _parse(self, pod: Json) -> Pod:
+        try:
+            return parse_pod(pod, self._resource)
+        except _MALFORMED as error:
+            raise ApiServerError("pod", f"expected a pod object, found {error!r}") from error
 
     def _touch(self) -> None:
         self._version += 1
@@ -141,8 +152,8 @@ class PodCache:
             del self._deleted[next(iter(self._deleted))]
 
     def _list_pods(self, answer: Json) -> None:
-        version = answer["metadata"]["resourceVersion"]
-        listed = [parse_pod(item, self._resource) for item in answer.get("items") or []]
+        version = _version(answer)
+        listed = [self._parse(item) for item in answer.get("items") or []]
         uids = {pod.uid for pod in listed}
         with self._changed:
             # A watch may have told more than this list knows: newer pods stay.
@@ -162,7 +173,7 @@ class PodCache:
             self.absorb_node(item)
 
     def _pod_event(self, kind: str, item: Json) -> None:
-        pod = parse_pod(item, self._resource)
+        pod = self._parse(item)
         with self._changed:
             known = self._pods.get((pod.namespace, pod.name))
             if kind == "DELETED":
@@ -189,6 +200,13 @@ def _later(one: str, other: str) -> bool:
     if all(version.isascii() and version.isdigit() for version in (one, other)):
         return int(one) > int(other)
     return one != other
+
+
+def _version(item: Json) -> str:
+    try:
+        return str(item["metadata"]["resourceVersion"])
+    except _MALFORMED as error:
+        raise ApiServerError("answer", f"expected a resource version, found {error!r}") from error
 
 
 class _Watch:
@@ -238,7 +256,7 @@ class _Watch:
                 if version is None:
                     answer = self._list(_LIST_SECONDS)
                     self._on_list(answer)
-                    version = answer["metadata"]["resourceVersion"]
+                    version = _version(answer)
                     self.listed.set()
                 if trouble:
                     _log.info("%s: the API server answers again", self._thread.name)
@@ -256,26 +274,20 @@ class _Watch:
                     trouble = str(error)
                     _log.warning("%s: %s; asking again", self._thread.name, trouble)
                 pause = min(pause * 2, _RETRY_SECONDS[1])
-            except (KeyError, TypeError, AttributeError) as error:
-                _log.warning("%s: not an answer of an API server: %r", self._thread.name, error)
-                version = None
-                pause = min(pause * 2, _RETRY_SECONDS[1])
             self._stopping.wait(pause)
 
-    def _follow(self, version: str) -> str | None:
+    def _follow(self, version: str) -> str:
         for event in self._watch(version, self._opened):
             if self._stopping.is_set():
                 break
-            item = event["object"]
-            if event["type"] == "ERROR":
-                if item.get("code") == GONE:
-                    return None
+            kind, item = str(event.get("type")), event.get("object") or {}
+            if kind == "ERROR":
                 raise ApiServerError(
                     self._thread.name, str(item.get("message")), item.get("code") or 0
                 )
-            if event["type"] != "BOOKMARK":
-                self._on_event(event["type"], item)
-            version = item["metadata"]["resourceVersion"]
+            if kind != "BOOKMARK":
+                self._on_event(kind, item)
+            version = _version(item)
         self._response = None
         return version
 

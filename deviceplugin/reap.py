@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slices of pods that are gone are taken back: when kubelet let go of them, not when a phase says.
+"""The checkpoint follows what runs: lost slices are found, those of pods that are gone taken back.
 
-An evicted pod is ``Failed`` while its processes still run, so an end is believed of the API server
-only when the pod's object is gone, or when kubelet's record agrees.
+They are taken back when kubelet let go of them, not when a phase says so: an evicted pod is
+``Failed`` while its processes still run. So an end is believed of the API server only when the
+pod's object is gone, or when kubelet's record agrees.
 """
 
 from __future__ import annotations
@@ -14,17 +15,18 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from deviceplugin.apiserver import ApiServerError
+from deviceplugin.recover import lost_slices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from deviceplugin.apiserver import ApiServer
     from deviceplugin.checkpoint import Checkpoint
+    from deviceplugin.devices import Device
     from deviceplugin.pod import Pod
+    from deviceplugin.podresources import PodDevices
     from deviceplugin.pods import PodCache
     from enforcer.model import Slice
-
-PodDevices = dict[tuple[str, str], frozenset[str]]
 
 _EVERY_SECONDS = 5.0
 _YOUNG_SECONDS = 5.0
@@ -60,11 +62,12 @@ def gone_pods(
     return gone
 
 
-def _held(item: Slice, slices: Sequence[Slice], held: PodDevices) -> frozenset[str]:
+def _held(item: Slice, slices: Sequence[Slice], held: PodDevices) -> set[str]:
     """What kubelet's record holds for a pod; it knows names, so not what a later namesake got."""
     uids = list(dict.fromkeys(one.pod_uid for one in slices))
     later = uids[uids.index(item.pod_uid) + 1 :]
-    return held.get((item.namespace, item.pod), frozenset()) - {
+    of_name = held.get((item.namespace, item.pod), {})
+    return {device_id for device_ids in of_name.values() for device_id in device_ids} - {
         device_id
         for one in slices
         if one.pod_uid in later and (one.namespace, one.pod) == (item.namespace, item.pod)
@@ -85,11 +88,13 @@ class Reaper:
         cache: PodCache,
         checkpoint: Checkpoint,
         held: Callable[[], PodDevices | None],
+        devices: Callable[[], Sequence[Device]],
     ) -> None:
         self._api = api
         self._cache = cache
         self._checkpoint = checkpoint
         self._held = held
+        self._devices = devices
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="reap", daemon=True)
 
@@ -102,6 +107,37 @@ class Reaper:
         self._stopping.set()
         self._cache.wake()
         self._thread.join(timeout=10)
+
+    def recover(self) -> bool:
+        """Find lost slices once pods, GPUs and kubelet's record are known; False before that.
+
+        Raises OSError, and then keeps what it found until then.
+        """
+        devices = self._devices()
+        held = self._held() if devices and self._cache.synced else None
+        if held is None:
+            return False
+        created = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        with self._checkpoint.giving:
+            found, problems = lost_slices(
+                self._cache.pods(),
+                self._api.node,
+                self._checkpoint.slices,
+                devices,
+                held,
+                created,
+            )
+            for item in found:
+                self._checkpoint.add(item)
+                _log.warning(
+                    "pod %s/%s, container %s: runs with a slice that was not in the checkpoint",
+                    item.namespace,
+                    item.pod,
+                    item.container,
+                )
+        for problem in problems:
+            _log.error("%s", problem)
+        return True
 
     def reap(self) -> None:
         """Look once. Raises ApiServerError or OSError, and then takes nothing back."""
@@ -131,13 +167,15 @@ class Reaper:
 
     def _run(self) -> None:
         looked = float("-inf")
+        recovered = False
         while not self._stopping.is_set():
             seen = self._cache.version
             if time.monotonic() - looked >= 1:
                 looked = time.monotonic()
                 try:
+                    recovered = recovered or self.recover()
                     self.reap()
                 except (ApiServerError, OSError) as error:
-                    _log.warning("slices of pods that are gone stay for now: %s", error)
+                    _log.warning("the slices stay as they are for now: %s", error)
             self._cache.wait_change(seen, _EVERY_SECONDS)
             self._stopping.wait(1)

@@ -38,7 +38,11 @@ _REGISTER_SECONDS = 5.0
 _RETRY_SECONDS = (1.0, 30.0)
 _STREAM_SECONDS = 5.0
 """After a registration kubelet opens ListAndWatch at once; without it we are not known."""
-_WORKERS = 10
+_SETTLED_SECONDS = 60.0
+"""Before that, a plugin whose devices were taken over has not got them back for good: two that
+take them from each other do it more and more slowly."""
+_WORKERS = 32
+"""More than streams and starts that wait can hold, so that an Allocate always finds one."""
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +64,7 @@ class Registration:
         """Register once ``ready()``, and stay registered until ``stopping`` is set."""
         known: tuple[int, int] | None = None
         pause, due = _RETRY_SECONDS[0], 0.0
+        registered = 0.0
         self._remove_stale_sockets()
         try:
             while not stopping.is_set():
@@ -73,10 +78,13 @@ class Registration:
                         known, pause = kubelet, _RETRY_SECONDS[0]
                     if fresh or (now >= due and not self._plugin.streams):
                         taken = self._register()
+                        registered = time.monotonic()
                         due = time.monotonic() + pause + (_STREAM_SECONDS if taken else 0)
                         pause = min(pause * 2, _RETRY_SECONDS[1])
                     elif self._plugin.streams:
-                        pause, due = _RETRY_SECONDS[0], now + _STREAM_SECONDS
+                        due = max(due, now + _STREAM_SECONDS)
+                        if now - registered > _SETTLED_SECONDS:
+                            pause = _RETRY_SECONDS[0]
                 stopping.wait(_LOOK_SECONDS)
         finally:
             self._plugin.stop()

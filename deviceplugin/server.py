@@ -43,6 +43,8 @@ _HOLD_SECONDS = 25.0
 """kubelet gives up on PreStartContainer after 30 s."""
 _ACCOUNT_SECONDS = 2.0
 """A whole GPU has no limit to wait for: the enforcer is told, so that it accounts it at once."""
+_STARTS = 20
+"""Containers that wait for the enforcer at once; kubelet tries the others again."""
 _STREAMS = 4
 """ListAndWatch streams at once; each holds a thread, and kubelet means only the newest."""
 _STREAM_CHECK_SECONDS = 5.0
@@ -87,8 +89,9 @@ class DevicePlugin(DevicePluginServicer):
         self._node = node
         self._hook_dir = hook_dir
         self._fail_open = fail_open
-        self._allocating = threading.Lock()
         self._streams: list[int] = []
+        self._streams_changing = threading.Lock()
+        self._starts = threading.BoundedSemaphore(_STARTS)
         self._stream_ids = itertools.count()
         self._stopping = threading.Event()
 
@@ -111,7 +114,8 @@ class DevicePlugin(DevicePluginServicer):
         self, request: pb.Empty, context: grpc.ServicerContext
     ) -> Iterator[pb.ListAndWatchResponse]:
         stream = next(self._stream_ids)
-        self._streams = [*self._streams, stream][-_STREAMS:]
+        with self._streams_changing:
+            self._streams = [*self._streams, stream][-_STREAMS:]
         context.add_callback(self._offer.wake)
         try:
             sent = -1
@@ -122,7 +126,8 @@ class DevicePlugin(DevicePluginServicer):
                     yield device_list(devices)
                 self._offer.wait_change(sent, _STREAM_CHECK_SECONDS)
         finally:
-            self._streams = [one for one in self._streams if one != stream]
+            with self._streams_changing:
+                self._streams = [one for one in self._streams if one != stream]
 
     def GetPreferredAllocation(  # noqa: N802
         self, request: pb.PreferredAllocationRequest, context: grpc.ServicerContext
@@ -160,17 +165,25 @@ class DevicePlugin(DevicePluginServicer):
                 grpc.StatusCode.NOT_FOUND,
                 f"no slice was given for {', '.join(request.devices_ids) or 'no device'}",
             )
-        sliced = _sliced(items)
-        why = self._holder.hold(items, _HOLD_SECONDS if sliced else _ACCOUNT_SECONDS)
-        if why is not None and sliced:
+        why = self._hold(items)
+        if why is not None and _sliced(items):
             if not self._fail_open:
                 _log.warning("start refused: %s", why)
                 context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
             _log.warning("started without its limit, as --fail-open says: %s", why)
         return pb.PreStartContainerResponse()
 
+    def _hold(self, items: Sequence[Slice]) -> str | None:
+        if not self._starts.acquire(blocking=False):
+            return f"{_STARTS} other containers wait for the enforcer already"
+        try:
+            seconds = _HOLD_SECONDS if _sliced(items) else _ACCOUNT_SECONDS
+            return self._holder.hold(items, seconds)
+        finally:
+            self._starts.release()
+
     def _allocate(self, device_ids: Sequence[str], deadline: float) -> pb.ContainerAllocateResponse:
-        if not self._allocating.acquire(timeout=max(0.0, deadline - time.monotonic())):
+        if not self._checkpoint.giving.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise RefusalError("another Allocate takes too long, see the log of ringfence")
         try:
             item = self._give(device_ids, deadline)
@@ -183,7 +196,7 @@ class DevicePlugin(DevicePluginServicer):
                 self._take_back(error.pod)
             raise
         finally:
-            self._allocating.release()
+            self._checkpoint.giving.release()
         self._cache.wake()
         return container_response(given)
 

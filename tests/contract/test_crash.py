@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -88,6 +89,23 @@ def test_a_bad_checkpoint_is_kept_aside_and_the_plugin_serves(bench: Bench, cont
     assert next_pod_is_served(bench) == "0:0-75"
     (aside,) = state.glob("slices.json.bad-*")
     assert aside.read_bytes() == content
+
+
+def test_slices_of_running_pods_are_made_out_after_the_checkpoint_was_lost(bench: Bench) -> None:
+    process = bench.start()
+    pod = bench.bind("one", f"{bench.gpu_ids()[0]},T,4096,76:;")
+    bench.admit(pod)
+    bench.wait_phase("one", "success")
+    bench.wait_unlocked()
+    (before,) = bench.slices
+    bench.kill(process)
+    (bench.root / "state/slices.json").write_bytes(b"\0" * 100)
+
+    bench.start()
+
+    eventually(lambda: len(bench.slices) == 1)
+    assert replace(bench.slices[0], created=before.created) == before
+    assert next_pod_is_served(bench) == "0:76-151"
 
 
 def test_a_checkpoint_that_cannot_be_written_refuses_the_pod_and_frees_the_node(

@@ -126,3 +126,28 @@ def test_stopping_does_not_wait_for_the_watches(api: ApiServer, cache: PodCache)
     started = time.monotonic()
     cache.stop()
     assert time.monotonic() - started < 2
+
+
+def test_the_kubeconfigs_token_is_sent(api: ApiServer, tmp_path: Path) -> None:
+    api.faults.token = "secret"  # noqa: S105
+    with pytest.raises(ApiServerError, match="refused with 401: Unauthorized"):
+        connect(NODE, api.kubeconfig(tmp_path / "none")).get_node(2)
+    server = connect(NODE, api.kubeconfig(tmp_path / "some", "secret"))
+    assert server.get_node(2)["metadata"]["name"] == NODE
+
+
+def test_another_status_names_request_and_reason(api: ApiServer, tmp_path: Path) -> None:
+    server = connect("no-such-node", api.kubeconfig(tmp_path / "kubeconfig"))
+    with pytest.raises(
+        ApiServerError, match=r"GET /nodes/no-such-node: refused with 404: .*not found"
+    ):
+        server.get_node(2)
+    assert server.get_pod("default", "nobody", 2) is None
+
+
+@pytest.mark.parametrize("pod", [{}, {"metadata": {}}, {"metadata": None}, {"metadata": []}])
+def test_what_is_no_pod_is_refused(cache: PodCache, pod: hami.Json) -> None:
+    with pytest.raises(ApiServerError, match="expected a pod object"):
+        cache.absorb_pod(pod)
+    with pytest.raises(ApiServerError, match="expected a node object"):
+        cache.absorb_node(pod)

@@ -115,7 +115,9 @@ def test_devices_that_another_plugin_took_down_come_back(bench: Bench, second: S
     bench.kubelet.second = second
     bench.start()
     other = bench.start()
+    count = len(bench.kubelet.registrations)
     bench.kill(other)
+    bench.kubelet.wait_registrations(count + 1, timeout=30)
     bench.kubelet.wait_devices(RESOURCE, healthy, timeout=20)
     bench.admit(bench.bind("one", f"{bench.gpu_ids()[0]},T,4096,76:;"))
 

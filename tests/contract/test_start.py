@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ import pytest
 
 from enforcer.api.server import Server
 from enforcer.model import Layer, LayerState, Protection
+from tests.contract.conftest import eventually
 from tests.contract.peers import hami
 from tests.contract.peers.kubelet import StartError
 
@@ -90,6 +92,30 @@ def test_an_enforcer_that_is_away_is_waited_for(bench: Bench) -> None:
     with enforcing(bench, LayerState(Layer.GATE)) as enforcer:
         bench.kubelet.start_container(uid, "app")
     assert enforcer.prepared == ["app"]
+
+
+def test_many_starts_that_wait_leave_room_for_an_allocate(bench: Bench) -> None:
+    uid = admitted(bench)
+    bench.wait_unlocked()
+    errors: list[str] = []
+
+    def start() -> None:
+        try:
+            bench.kubelet.start_container(uid, "app")
+        except StartError as error:
+            errors.append(str(error))
+
+    starts = [threading.Thread(target=start) for _ in range(40)]
+    for one in starts:
+        one.start()
+    eventually(lambda: len(errors) >= 20)
+    assert "20 other containers wait for the enforcer already" in errors[0]
+    got = bench.admit(bench.bind("two", f"{bench.gpu_ids()[0]},T,4096,76:;"))
+    assert got["app"].allocate_seconds < 1
+    with enforcing(bench, LayerState(Layer.GATE)) as enforcer:
+        for one in starts:
+            one.join()
+    assert len(enforcer.prepared) == 20
 
 
 def test_init_and_app_container_on_one_device_are_both_held(bench: Bench) -> None:

@@ -52,6 +52,8 @@ class Faults:
     """Watches end after this many seconds, without a word."""
     refuse_patches: int = 0
     """So many patches get a 500 first."""
+    token: str = ""
+    """Requests without this bearer token get a 401."""
     conflicts: int = 0
     """So many patches with a precondition get a 409 first."""
 
@@ -209,9 +211,9 @@ class ApiServer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def kubeconfig(self, path: Path) -> Path:
+    def kubeconfig(self, path: Path, token: str = "") -> Path:
         """Write a kubeconfig that leads here."""
-        path.write_text(kubeconfig(self.url))
+        path.write_text(kubeconfig(self.url, token))
         return path
 
     def put_node(self, name: str, annotations: dict[str, str] | None = None) -> Json:
@@ -236,14 +238,14 @@ class ApiServer:
         return dict(self.node(name)["metadata"].get("annotations") or {})
 
 
-def kubeconfig(url: str) -> str:
-    """A kubeconfig for a server without authentication."""
+def kubeconfig(url: str, token: str = "") -> str:
+    """A kubeconfig for a server without TLS."""
     return json.dumps(
         {
             "apiVersion": "v1",
             "kind": "Config",
             "clusters": [{"name": "peer", "cluster": {"server": url}}],
-            "users": [{"name": "peer", "user": {}}],
+            "users": [{"name": "peer", "user": {"token": token} if token else {}}],
             "contexts": [{"name": "peer", "context": {"cluster": "peer", "user": "peer"}}],
             "current-context": "peer",
         },
@@ -290,6 +292,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.api.store.requests.append(f"{method} {self.path}")
         if self.api.faults.away or self.api.closing:
             self.close_connection = True
+            return
+        if self.api.faults.token and (
+            self.headers.get("Authorization") != f"Bearer {self.api.faults.token}"
+        ):
+            self._reply(401, HttpError(401, "Unauthorized", "Unauthorized").body())
             return
         if self.api.faults.slow:
             time.sleep(self.api.faults.slow)

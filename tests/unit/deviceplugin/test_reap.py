@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -10,12 +11,15 @@ from deviceplugin.reap import gone_pods
 
 from .given import BDF, CREATED, pod, slice_of
 
+if TYPE_CHECKING:
+    from deviceplugin.podresources import PodDevices
+
 LATER = datetime.fromisoformat(CREATED) + timedelta(minutes=1)
 SLICE = slice_of()
 ALIVE = {"uid-pod": pod(";")}
 ENDED = {"uid-pod": pod(";", phase="Failed")}
-HELD = {("default", "pod"): frozenset([f"{BDF}#0"])}
-ELSEWHERE = {("default", "pod"): frozenset([f"{BDF}#7"])}
+HELD = {("default", "pod"): {"app": (f"{BDF}#0",)}}
+ELSEWHERE = {("default", "pod"): {"app": (f"{BDF}#7",)}}
 GONE = [("uid-pod", "default", "pod")]
 
 
@@ -48,7 +52,7 @@ GONE = [("uid-pod", "default", "pod")]
 )
 def test_a_slice_goes_when_neither_side_has_the_pod(
     pods: dict[str, object],
-    held: dict[tuple[str, str], frozenset[str]] | None,
+    held: PodDevices | None,
     gone: list[tuple[str, str, str]],
 ) -> None:
     assert gone_pods([SLICE], pods, held, LATER) == gone  # type: ignore[arg-type]
