@@ -13,6 +13,7 @@
 #include "gpu.h"
 #include "limit.h"
 #include "log.h"
+#include "managed.h"
 #include "table.h"
 
 #define EXPORT __attribute__((visibility("default")))
@@ -43,6 +44,7 @@ struct agent {
 struct pool {
 	uint64_t handle;
 	int gpu;
+	struct hsa_handle agent;
 };
 
 struct originals {
@@ -63,6 +65,9 @@ struct originals {
 	hsa_vmem_create_t vmem_create;
 	hsa_vmem_release_t vmem_release;
 	hsa_vmem_retain_t vmem_retain;
+	hsa_system_get_info_t system_get_info;
+	hsa_svm_attributes_set_t svm_attributes_set;
+	hsa_agents_allow_access_t agents_allow_access;
 };
 
 static bool loaded;
@@ -73,15 +78,23 @@ static struct agent agents[MAX_AGENTS];
 static size_t pool_count;
 static struct pool pools[MAX_POOLS];
 static struct rf_table allocations = RF_TABLE_INIT;
+static struct rf_table managed = RF_TABLE_INIT; /* of oversubscription */
 static struct rf_table physical = RF_TABLE_INIT; /* vmem handles */
 static struct rf_table queues = RF_TABLE_INIT; /* gpu: place in agents */
 
-static int gpu_of_pool(uint64_t handle)
+static const struct pool *find_pool(uint64_t handle)
 {
 	for (size_t i = 0; i < pool_count; i++)
 		if (pools[i].handle == handle)
-			return pools[i].gpu;
-	return NOT_A_GPU;
+			return &pools[i];
+	return NULL;
+}
+
+static int gpu_of_pool(uint64_t handle)
+{
+	const struct pool *pool = find_pool(handle);
+
+	return pool ? pool->gpu : NOT_A_GPU;
 }
 
 static const struct agent *find_agent(uint64_t handle)
@@ -112,6 +125,51 @@ static hsa_status record(void *pointer, int gpu, uint64_t bytes)
 	return HSA_ERROR_OUT_OF_RESOURCES;
 }
 
+/* ROCr before 5.7 cannot say, and then it is off. */
+static bool pages_can_fault(void)
+{
+	bool enabled = false;
+
+	return rocr.svm_attributes_set && rocr.system_get_info &&
+	       rocr.system_get_info(HSA_SYSTEM_XNACK_ENABLED, &enabled) == HSA_SUCCESS && enabled;
+}
+
+/* In the books like any other; what they cannot hold, or the driver, is not given out. */
+static hsa_status allocate_managed(const struct pool *pool, uint64_t bytes, void **ret)
+{
+	struct rf_entry entry = { .bytes = bytes, .gpu = pool->gpu };
+	void *pointer = NULL;
+
+	if (pages_can_fault())
+		pointer = rf_managed_allocate(rocr.svm_attributes_set, pool->agent, bytes);
+	else
+		rf_log(RF_LOG_ERROR, RF_LOG_OVERSUBSCRIBE,
+		       "refused %llu bytes: oversubscription is on for this container, and XNACK, "
+		       "which it needs, is not; set HSA_XNACK=1 on a GPU that has it, or turn "
+		       "oversubscription off",
+		       (unsigned long long)bytes);
+	entry.key = (uintptr_t)pointer;
+	if (pointer && rf_table_put(&managed, &entry)) {
+		*ret = pointer;
+		return HSA_SUCCESS;
+	}
+	if (pointer)
+		rf_managed_free(pointer, bytes);
+	rf_gpu_give_back(limits, pool->gpu, RF_BOOK_POOL, bytes);
+	return HSA_ERROR_OUT_OF_RESOURCES;
+}
+
+/* HIP asks for more agents' access to what it got; the driver gives it at the first fault. */
+static hsa_status agents_allow_access(uint32_t count, const struct hsa_handle *to,
+				      const uint32_t *flags, const void *pointer)
+{
+	struct rf_entry entry;
+
+	if (rf_table_get(&managed, (uintptr_t)pointer, &entry))
+		return HSA_SUCCESS;
+	return rocr.agents_allow_access(count, to, flags, pointer);
+}
+
 static hsa_status pool_allocate(struct hsa_handle pool, size_t size, uint32_t flags, void **ret)
 {
 	int gpu = gpu_of_pool(pool.handle);
@@ -122,6 +180,8 @@ static hsa_status pool_allocate(struct hsa_handle pool, size_t size, uint32_t fl
 		return rocr.pool_allocate(pool, size, flags, ret);
 	if (!rf_gpu_reserve(limits, gpu, RF_BOOK_POOL, bytes))
 		return HSA_ERROR_OUT_OF_RESOURCES;
+	if (limits->slice.oversubscribe && bytes >= RF_MANAGED_LEAST)
+		return allocate_managed(find_pool(pool.handle), bytes, ret);
 	status = rocr.pool_allocate(pool, size, flags, ret);
 	if (status == HSA_SUCCESS)
 		return record(*ret, gpu, bytes);
@@ -150,9 +210,16 @@ static hsa_status memory_allocate(struct hsa_handle region, size_t size, void **
 static hsa_status free_with(hsa_memory_free_t original, void *pointer)
 {
 	struct rf_entry entry;
-	bool known = rf_table_take(&allocations, (uintptr_t)pointer, &entry);
-	hsa_status status = original(pointer);
+	hsa_status status;
+	bool known;
 
+	if (rf_table_take(&managed, (uintptr_t)pointer, &entry)) {
+		rf_managed_free(pointer, entry.bytes);
+		rf_gpu_give_back(limits, entry.gpu, RF_BOOK_POOL, entry.bytes);
+		return HSA_SUCCESS;
+	}
+	known = rf_table_take(&allocations, (uintptr_t)pointer, &entry);
+	status = original(pointer);
 	if (!known)
 		return status;
 	if (status == HSA_SUCCESS)
@@ -449,11 +516,12 @@ static void read_mask(struct agent *agent, struct hsa_handle handle)
 
 static hsa_status visit_pool(struct hsa_handle handle, void *data)
 {
+	const struct agent *owner = data;
 	uint32_t segment = UINT32_MAX;
 
 	rocr.pool_get_info(handle, HSA_POOL_SEGMENT, &segment);
 	if (segment == HSA_SEGMENT_GLOBAL && pool_count < MAX_POOLS)
-		pools[pool_count++] = (struct pool){ handle.handle, *(int *)data };
+		pools[pool_count++] = (struct pool){ handle.handle, owner->gpu, { owner->handle } };
 	return HSA_SUCCESS;
 }
 
@@ -477,7 +545,7 @@ static hsa_status visit_agent(struct hsa_handle handle, void *data)
 	if (agent->gpu >= 0)
 		read_mask(agent, handle);
 	agent_count++;
-	rocr.agent_iterate_pools(handle, visit_pool, &agent->gpu);
+	rocr.agent_iterate_pools(handle, visit_pool, agent);
 	return HSA_SUCCESS;
 }
 
@@ -487,6 +555,7 @@ struct layout {
 	uint32_t agents_allow_access;
 	uint32_t queue_intercept_create;
 	uint32_t queue_set_priority;
+	uint32_t svm_attributes_set;
 	uint32_t vmem; /* 0: the version has no virtual memory calls */
 };
 
@@ -499,10 +568,11 @@ static bool layout_of(const struct hsa_table *amd, struct layout *ret)
 	*ret = (struct layout){ 0 };
 	if (amd->version.major == 1 && amd->version.minor == AMD1_SIZE)
 		*ret = (struct layout){ AMD1_AGENTS_ALLOW_ACCESS, AMD1_QUEUE_INTERCEPT_CREATE,
-					AMD1_QUEUE_SET_PRIORITY, 0 };
+					AMD1_QUEUE_SET_PRIORITY, AMD1_SVM_ATTRIBUTES_SET, 0 };
 	else if (amd->version.major == 2 && amd->version.minor >= AMD2_SIZE)
 		*ret = (struct layout){ AMD2_AGENTS_ALLOW_ACCESS, AMD2_QUEUE_INTERCEPT_CREATE,
-					AMD2_QUEUE_SET_PRIORITY, AMD2_VMEM_HANDLE_CREATE };
+					AMD2_QUEUE_SET_PRIORITY, AMD2_SVM_ATTRIBUTES_SET,
+					AMD2_VMEM_HANDLE_CREATE };
 	return amd->version.major == 1 || amd->version.major == 2;
 }
 
@@ -552,6 +622,11 @@ static void replace(struct hsa_table *core, struct hsa_table *amd, const struct 
 		     queue_intercept_create);
 	if (layout->queue_set_priority)
 		KEEP(amd, layout->queue_set_priority, queue_set_priority);
+	if (layout->svm_attributes_set) {
+		KEEP(core, CORE_SYSTEM_GET_INFO, system_get_info);
+		KEEP(amd, layout->svm_attributes_set, svm_attributes_set);
+		SWAP(amd, layout->agents_allow_access, agents_allow_access, agents_allow_access);
+	}
 	if (layout->vmem) {
 		SWAP(amd, AMD2_VMEM_HANDLE_CREATE, vmem_create, vmem_create);
 		SWAP(amd, AMD2_VMEM_HANDLE_RELEASE, vmem_release, vmem_release);
@@ -562,6 +637,7 @@ static void replace(struct hsa_table *core, struct hsa_table *amd, const struct 
 static void after_fork(void)
 {
 	rf_table_reset_after_fork(&allocations);
+	rf_table_reset_after_fork(&managed);
 	rf_table_reset_after_fork(&physical);
 	rf_table_reset_after_fork(&queues);
 }
@@ -618,6 +694,7 @@ EXPORT void OnUnload(void)
 		return;
 	loaded = false;
 	rf_table_clear(&allocations);
+	rf_table_clear(&managed);
 	rf_table_clear(&physical);
 	rf_table_clear(&queues);
 	rf_ledger_forget_pools();

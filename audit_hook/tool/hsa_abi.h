@@ -107,7 +107,10 @@ enum {
 	HSA_QUEUE_PRIORITY_LOW = 0,
 	HSA_QUEUE_PRIORITY_HIGH = 2,
 
-	HSA_SYSTEM_XNACK_ENABLED = 0x206,
+	HSA_SYSTEM_XNACK_ENABLED = 0x206, /* one byte; since ROCr 5.7 */
+
+	HSA_SVM_PREFERRED_LOCATION = 4,
+	HSA_SVM_AGENT_ACCESSIBLE = 0x200,
 };
 
 /* Agents, pools, regions and vmem handles are all passed as one 64-bit word in a structure. */
@@ -134,6 +137,14 @@ typedef hsa_status (*hsa_queue_set_priority_t)(void *queue, uint32_t priority);
 typedef hsa_status (*hsa_vmem_create_t)(struct hsa_handle pool, size_t size, uint32_t type,
 					uint64_t flags, struct hsa_handle *ret);
 typedef hsa_status (*hsa_vmem_release_t)(struct hsa_handle memory);
+struct hsa_svm_attribute {
+	uint64_t attribute;
+	uint64_t value;
+};
+typedef hsa_status (*hsa_svm_attributes_set_t)(void *start, size_t size,
+					       struct hsa_svm_attribute *attributes, size_t count);
+typedef hsa_status (*hsa_agents_allow_access_t)(uint32_t count, const struct hsa_handle *agents,
+						const uint32_t *flags, const void *pointer);
 typedef hsa_status (*hsa_vmem_retain_t)(struct hsa_handle *ret, void *address);
 
 #endif

@@ -60,6 +60,7 @@ AT(AmdExtTable, hsa_amd_vmem_retain_alloc_handle, AMD2_VMEM_RETAIN_ALLOC_HANDLE)
 LIKE(hsa_amd_vmem_handle_create, hsa_vmem_create_t);
 LIKE(hsa_amd_vmem_handle_release, hsa_vmem_release_t);
 LIKE(hsa_amd_vmem_retain_alloc_handle, hsa_vmem_retain_t);
+static_assert(HSA_AMD_SYSTEM_INFO_XNACK_ENABLED == static_cast<int>(HSA_SYSTEM_XNACK_ENABLED), "");
 static_assert(HSA_AMD_AGENT_INFO_MEMORY_AVAIL == HSA_AGENT_MEMORY_AVAIL, "");
 #else
 static_assert(HSA_AMD_EXT_API_TABLE_MAJOR_VERSION == 1, "a table version without a layout here");
@@ -70,6 +71,8 @@ AT(AmdExtTable, hsa_amd_queue_set_priority, AMD1_QUEUE_SET_PRIORITY);
 AT(AmdExtTable, hsa_amd_svm_attributes_set, AMD1_SVM_ATTRIBUTES_SET);
 #endif
 
+LIKE(hsa_amd_svm_attributes_set, hsa_svm_attributes_set_t);
+LIKE(hsa_amd_agents_allow_access, hsa_agents_allow_access_t);
 LIKE(hsa_system_get_info, hsa_system_get_info_t);
 LIKE(hsa_iterate_agents, hsa_iterate_agents_t);
 LIKE(hsa_agent_get_info, hsa_get_info_t);
@@ -85,6 +88,10 @@ LIKE(hsa_amd_queue_intercept_create, hsa_queue_create_t);
 LIKE(hsa_queue_destroy, hsa_queue_destroy_t);
 LIKE(hsa_amd_queue_cu_set_mask, hsa_queue_cu_set_mask_t);
 LIKE(hsa_amd_queue_set_priority, hsa_queue_set_priority_t);
+
+static_assert(sizeof(hsa_amd_svm_attribute_pair_t) == sizeof(hsa_svm_attribute), "");
+static_assert(HSA_AMD_SVM_ATTRIB_PREFERRED_LOCATION == static_cast<int>(HSA_SVM_PREFERRED_LOCATION), "");
+static_assert(HSA_AMD_SVM_ATTRIB_AGENT_ACCESSIBLE == static_cast<int>(HSA_SVM_AGENT_ACCESSIBLE), "");
 
 static_assert(sizeof(hsa_agent_t) == sizeof(hsa_handle), "");
 static_assert(sizeof(hsa_amd_memory_pool_t) == sizeof(hsa_handle), "");

@@ -130,10 +130,14 @@ class Container:
         return self.root / "ledger"
 
     def give(
-        self, *gpus: GpuShare, kernel_refuses: bool = False, priority: int | None = None
+        self,
+        *gpus: GpuShare,
+        kernel_refuses: bool = False,
+        priority: int | None = None,
+        oversubscribe: bool = False,
     ) -> None:
         """Write the slice file."""
-        content = SliceFile(gpus=gpus, kernel_refuses=kernel_refuses, priority=priority)
+        content = SliceFile(gpus, kernel_refuses, priority, oversubscribe)
         self.slice_path.write_text(format_slice(content))
 
     def give_mib(self, mib: int, cus: str | None = None) -> None:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from audit_hook.slice import GpuShare
 from tests.testbed.cache import StepError
 
 from .build import build_thunk
-from .container import PROGRAMS, Container
+from .container import GPU, MIB, PROGRAMS, Container
 from .debian import TRIXIE_ROCM, unpacked
 
 if TYPE_CHECKING:
@@ -99,3 +100,21 @@ def test_physical_memory_is_within_the_slice(newer: Container) -> None:
     result = newer.run(PROGRAMS / "kinds", *["create"] * 9)
     assert [line.split()[1] for line in result.lines] == ["0"] * 8 + ["2"]
     assert "ringfence: GPU 0000:03:00.0: refused " in result.err
+
+
+def test_oversubscription_gives_out_managed_memory_within_the_slice(newer: Container) -> None:
+    newer.give(GpuShare(GPU, 2048 * MIB), oversubscribe=True)
+    orders = ["malloc=1500", "malloc=1000", "free", "malloc=1000", "info"]
+    result = newer.hip(*orders, env={"HSA_XNACK": "1"})
+    assert result.lines[:4] == ["malloc 0", "malloc 2", "free 0", "malloc 0"]
+    assert result.lines[4].startswith("info 0 104")
+    # The driver was asked for ranges it may move, and for no buffer of that size.
+    assert f"svm size={1500 * MIB} " in result.driver
+    assert f"size={1500 * MIB} status" not in result.driver
+
+
+def test_oversubscription_without_page_faults_refuses_and_says_why(newer: Container) -> None:
+    newer.give(GpuShare(GPU, 2048 * MIB), oversubscribe=True)
+    result = newer.hip("malloc=100", "info", env={"HSA_XNACK": "0"})
+    assert result.lines[0] == "malloc 2"
+    assert "XNACK, which it needs, is not; set HSA_XNACK=1" in result.err

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from . import c_hook
+from tests.unit.audit_hook import c_hook
 
 if TYPE_CHECKING:
     import ctypes

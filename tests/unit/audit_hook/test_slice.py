@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from audit_hook.slice import GpuShare, SliceFile, format_slice, write_slice
 from enforcer.model import pci_bdf, pci_key
-
-from .c_hook import MAX_GPUS, UNKNOWN, UNLIMITED, Mask, Slice, bits
+from tests.unit.audit_hook.c_hook import MAX_GPUS, UNKNOWN, UNLIMITED, Mask, Slice, bits
 
 if TYPE_CHECKING:
     from pathlib import Path
