@@ -42,7 +42,8 @@ def test_exit_status_is_the_command_s(script: str, status: int) -> None:
 
 def test_a_node_has_what_a_kubernetes_node_has() -> None:
     script = (
-        "uname -r; id -u; pwd; cat /sys/fs/cgroup/cgroup.controllers; cat /sys/kernel/security/lsm; echo;"
+        "uname -r; id -u; pwd; cat /sys/fs/cgroup/cgroup.controllers;"
+        "cat /sys/kernel/security/lsm; echo;"
         "stat -f -c %T /sys/fs/cgroup /sys/fs/bpf /sys/kernel/tracing /sys/kernel/debug"
         " /run /tmp /var/lib/kubelet /dev/shm; python -c 'import sys; print(sys.prefix)'"
     )
