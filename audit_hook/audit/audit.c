@@ -239,7 +239,7 @@ EXPORT unsigned int la_objopen(struct link_map *map, Lmid_t id, uintptr_t *cooki
 	*cookie = 0;
 	if (!home)
 		return LA_FLG_BINDTO;
-	if (rf_starts_with(base, "libc.so") || rf_starts_with(base, "libc-2"))
+	if (rf_starts_with(base, "libc.so"))
 		__atomic_store_n(&home->libc, map, __ATOMIC_RELEASE);
 	else if (rf_streq(base, RF_TOOL_NAME))
 		__atomic_store_n(&home->tool, map, __ATOMIC_RELEASE);

@@ -462,12 +462,14 @@ static enum rf_verdict charge_locked(const struct rf_charge *charge, uint64_t *u
 	*book += charge->bytes;
 	granted = fits(account, before, charge->limit);
 	for (int attempt = 0; !granted && attempt < RETRIES; attempt++) {
+		/* Alone over the limit: nobody else's going makes room. */
+		bool hopeless = held(&account->own) > charge->limit;
+
 		*book -= charge->bytes;
 		publish(account);
+		if (hopeless)
+			goto refused;
 		reap();
-		/* Alone over the limit: nobody else's going makes room. */
-		if (charge->bytes > charge->limit)
-			attempt = RETRIES;
 		/* Another process may have published a count that it is about to take back. */
 		if (attempt)
 			pause_for(attempt);
@@ -478,6 +480,7 @@ static enum rf_verdict charge_locked(const struct rf_charge *charge, uint64_t *u
 		return RF_GRANTED;
 	*book -= charge->bytes;
 	publish(account);
+refused:
 	*used = add(before, held_by_others(account->column));
 	__atomic_fetch_add(&ledger.file->slots[ledger.slot].refusals, 1, __ATOMIC_SEQ_CST);
 	check_unlinked();

@@ -111,12 +111,14 @@ static void read_variables(void)
 
 struct rf_limits *rf_limits_get(void)
 {
+	if (__atomic_load_n(&known, __ATOMIC_ACQUIRE))
+		return &limits;
 	pthread_mutex_lock(&once);
 	if (!known) {
 		if (!read_file())
 			read_variables();
 		rf_ledger_configure(limits.source == RF_LIMIT_FILE && !limits.slice.kernel_refuses);
-		known = true;
+		__atomic_store_n(&known, true, __ATOMIC_RELEASE);
 	}
 	pthread_mutex_unlock(&once);
 	return &limits;

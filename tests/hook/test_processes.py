@@ -188,6 +188,25 @@ def test_the_node_sees_an_empty_ledger_before_the_first_process(container: Conta
     assert container.hip("malloc=1500").lines == ["malloc 0"]
 
 
+def test_under_hamis_variables_alone_processes_still_share_one_budget(container: Container) -> None:
+    container.ledger.rmdir()
+    container.env["HIP_DEVICE_MEMORY_LIMIT_0"] = "2g"
+    with holding(container, "malloc=1500"):
+        result = container.hip("malloc=1500", "malloc=400")
+        assert result.lines == ["malloc 2", "malloc 0"]
+    assert container.hip("malloc=1500").lines == ["malloc 0"]
+
+
+def test_without_any_place_for_a_ledger_each_process_is_held_on_its_own(
+    container: Container,
+) -> None:
+    container.ledger.rmdir()
+    (container.root / "tmp" / "ringfence-usage.v1").mkdir()
+    result = container.hip("malloc=1500", "malloc=1000", env={"HIP_DEVICE_MEMORY_LIMIT_0": "2g"})
+    assert result.lines == ["malloc 0", "malloc 2"]
+    assert "each process of this container is held to the limit on its own" in result.err
+
+
 def test_many_processes_near_the_limit_never_pass_it_and_leave_nothing(
     container: Container,
 ) -> None:
