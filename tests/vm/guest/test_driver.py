@@ -309,6 +309,8 @@ class TestGem:
         fd = giver.ask(f"prime-export {handle}")["fd"]
         got = pass_file(giver, fd, taker)
         taken = taker.ask(f"prime-import {got}")["handle"]
+        for one in (giver, taker):
+            assert fdinfo(one)["drm-shared-vram"] in {"16384 KiB", "16 MiB"}
         giver.finish()
         taker.ask(f"close {got}")
         wait_for("one table only", lambda: used(gpu) == PAGE + 16 * MIB)

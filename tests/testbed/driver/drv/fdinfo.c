@@ -12,6 +12,8 @@ struct sim_memory {
 	struct drm_memory_stats drm[SIM_PLACES];
 	/* Bytes of buffers that prefer this place and are elsewhere. */
 	u64 evicted[SIM_PLACES];
+	/* Bytes of shared buffers that are here, wherever they prefer to be. */
+	u64 shared[SIM_PLACES];
 };
 
 static int sim_preferred_place(u32 domains)
@@ -24,10 +26,11 @@ static int sim_preferred_place(u32 domains)
 static void sim_add_bo(struct sim_memory *stats, struct amdgpu_bo *bo)
 {
 	int preferred = sim_preferred_place(bo->preferred_domains);
+	bool shared = drm_gem_object_is_shared_for_memory_stats(&bo->tbo.base);
 	u64 size = amdgpu_bo_size(bo);
 	int place;
 
-	if (drm_gem_object_is_shared_for_memory_stats(&bo->tbo.base))
+	if (shared)
 		stats->drm[preferred].shared += size;
 	else
 		stats->drm[preferred].private += size;
@@ -35,6 +38,8 @@ static void sim_add_bo(struct sim_memory *stats, struct amdgpu_bo *bo)
 		return;
 	place = bo->tbo.resource->mem_type;
 	stats->drm[place].resident += size;
+	if (shared)
+		stats->shared[place] += size;
 	if (bo->flags & AMDGPU_GEM_CREATE_DISCARDABLE)
 		stats->drm[place].purgeable += size;
 	if (place != preferred)
@@ -106,8 +111,8 @@ noinline void amdgpu_show_fdinfo(struct drm_printer *p, struct drm_file *file)
 #endif
 	drm_printf(p, "amd-requested-gtt:\t%llu KiB\n", sim_kib(gtt->shared + gtt->private));
 #ifndef SIM_FDINFO_DRM_TOTAL
-	drm_printf(p, "drm-shared-vram:\t%llu KiB\n", sim_kib(vram->shared));
-	drm_printf(p, "drm-shared-gtt:\t%llu KiB\n", sim_kib(gtt->shared));
-	drm_printf(p, "drm-shared-cpu:\t%llu KiB\n", sim_kib(cpu->shared));
+	drm_printf(p, "drm-shared-vram:\t%llu KiB\n", sim_kib(stats.shared[TTM_PL_VRAM]));
+	drm_printf(p, "drm-shared-gtt:\t%llu KiB\n", sim_kib(stats.shared[TTM_PL_TT]));
+	drm_printf(p, "drm-shared-cpu:\t%llu KiB\n", sim_kib(stats.shared[TTM_PL_SYSTEM]));
 #endif
 }
