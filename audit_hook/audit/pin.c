@@ -11,6 +11,7 @@
 
 enum source {
 	NOT_READ,
+	READING,
 	FROM_FILE,
 	FROM_POD_SPEC,
 	BROKEN
@@ -65,29 +66,33 @@ static void compose_masks(void)
 	}
 }
 
-/*
- * Runs under ROCr's own initialisation lock, and again with the same result in a second copy of
- * ROCr.
- */
-static void read_source(void)
+static int read_source(void)
 {
 	int fd = rf_open_readonly(RF_SLICE_PATH);
 	long size;
 
-	if (fd < 0) {
-		rf_podenv_load(&podenv);
-		__atomic_store_n(&source, FROM_POD_SPEC, __ATOMIC_RELEASE);
-		return;
-	}
+	rf_podenv_load(&podenv);
+	if (fd < 0)
+		return FROM_POD_SPEC;
 	size = rf_read_all(fd, text, sizeof(text));
 	rf_close(fd);
-	/* A slice that cannot be read is the tools library's to report: it refuses everything. */
-	if (size < 0 || rf_slice_parse(text, (size_t)size, &slice)) {
-		__atomic_store_n(&source, BROKEN, __ATOMIC_RELEASE);
-		return;
-	}
+	/* A slice that cannot be read is the tools library's to report: it shows no GPU. */
+	if (size < 0 || rf_slice_parse(text, (size_t)size, &slice))
+		return BROKEN;
 	compose_masks();
-	__atomic_store_n(&source, FROM_FILE, __ATOMIC_RELEASE);
+	return FROM_FILE;
+}
+
+/* Two copies of ROCr can start at once, each under a lock of its own. */
+static void know_source(void)
+{
+	int expected = NOT_READ;
+
+	if (__atomic_compare_exchange_n(&source, &expected, READING, false, __ATOMIC_ACQ_REL,
+					__ATOMIC_ACQUIRE))
+		__atomic_store_n(&source, read_source(), __ATOMIC_RELEASE);
+	while (__atomic_load_n(&source, __ATOMIC_ACQUIRE) == READING)
+		;
 }
 
 /* Ours first, then what the process asks for: profilers keep working, behind the limit. */
@@ -113,14 +118,29 @@ static char *tools_list(const char *process)
 	return list;
 }
 
+/* Unset by the process, it is the pod's. */
+static const char *visible_devices(rf_getenv_t process)
+{
+	const char *value = process("ROCR_VISIBLE_DEVICES");
+
+	return value ? value : rf_podenv_get(&podenv, "ROCR_VISIBLE_DEVICES");
+}
+
 /*
  * A process may show itself fewer of its GPUs, or in another order, and then the indices of the
  * slice no longer fit. The queues a program makes are masked by PCI address in the tools library;
  * this variable is what reaches ROCr's own queues, and is pinned as far as it fits.
  */
+static bool indices_fit(rf_getenv_t process)
+{
+	const char *visible = visible_devices(process);
+	const char *pods = rf_podenv_get(&podenv, "ROCR_VISIBLE_DEVICES");
+
+	return slice.gpu_count == 1 || !visible || (pods && rf_streq(visible, pods));
+}
+
 static char *cu_mask(rf_getenv_t process)
 {
-	const char *visible = process("ROCR_VISIBLE_DEVICES");
 	const char *value;
 
 	if (source == FROM_FILE) {
@@ -128,7 +148,7 @@ static char *cu_mask(rf_getenv_t process)
 			return mask_for_all;
 		if (!mask_by_index[0])
 			return process("HSA_CU_MASK");
-		return slice.gpu_count == 1 || !visible || !*visible ? mask_by_index : NULL;
+		return indices_fit(process) ? mask_by_index : NULL;
 	}
 	value = rf_podenv_get(&podenv, "HSA_CU_MASK");
 	return value ? (char *)value : process("HSA_CU_MASK");
@@ -142,12 +162,9 @@ static bool hidden(const char *name)
 
 char *rf_pinned_getenv(const char *name, rf_getenv_t process)
 {
-	char *value;
-
 	if (!rf_starts_with(name, "HSA_") && !rf_starts_with(name, "ROCR_"))
 		return process(name);
-	if (__atomic_load_n(&source, __ATOMIC_ACQUIRE) == NOT_READ)
-		read_source();
+	know_source();
 	if (rf_streq(name, "HSA_TOOLS_LIB"))
 		return tools_list(process(name));
 	if (rf_streq(name, "HSA_CU_MASK"))
@@ -155,10 +172,7 @@ char *rf_pinned_getenv(const char *name, rf_getenv_t process)
 	/* Otherwise ROCr skips every other tool once a rocprofiler-sdk tool has registered. */
 	if (rf_streq(name, "HSA_TOOLS_ROCPROFILER_V1_TOOLS"))
 		return (char *)"1";
-	if (hidden(name))
-		return NULL;
-	value = process(name);
-	if (!value && rf_streq(name, "ROCR_VISIBLE_DEVICES"))
-		value = (char *)rf_podenv_get(&podenv, name);
-	return value;
+	if (rf_streq(name, "ROCR_VISIBLE_DEVICES"))
+		return (char *)visible_devices(process);
+	return hidden(name) ? NULL : process(name);
 }

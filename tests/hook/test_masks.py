@@ -109,6 +109,28 @@ def test_the_mask_follows_the_gpu_not_the_order_the_process_sees(container: Cont
     assert masks(result)[max(masks(result))] == "ffff0000,00000000,00000000,00000000"
 
 
+def test_rocrs_own_queues_are_masked_as_far_as_the_indices_fit(container: Container) -> None:
+    container.give(
+        GpuShare(GPU, 1024 * MIB, cus="0-15"), GpuShare(SECOND_GPU, 1024 * MIB, cus="16-31")
+    )
+    second = "ffff0000,00000000,00000000,00000000"
+    pod = ["--pid", "--fork", "--mount-proc", "--kill-child"]
+    command = f"{{}} {PROGRAMS / 'streams'} default; :"
+    container.env |= {"THUNK_GPUS": "2", "ROCR_VISIBLE_DEVICES": "0,1"}
+    # As the pod has it, also where the process cleared it; and a process that turns it round.
+    for change in ("HIP_VISIBLE_DEVICES=1", "-u ROCR_VISIBLE_DEVICES HIP_VISIBLE_DEVICES=1"):
+        container.log.unlink(missing_ok=True)
+        result = container.run("sh", "-c", command.format(f"env {change}"), unshare=pod)
+        queues = re.findall(r"^queue id=(\d+) node=2 type=21", result.driver, re.M)
+        assert len(queues) > 1
+        assert masks(result) == {int(number): second for number in queues}
+    container.log.unlink()
+    turned = command.format("env ROCR_VISIBLE_DEVICES=1")
+    result = container.run("sh", "-c", turned, unshare=pod)
+    assert result.lines == ["stream 0", "sync 0"]
+    assert set(masks(result).values()) == {second}
+
+
 def test_pairs_of_a_work_group_processor_are_kept_whole(container: Container) -> None:
     container.give_mib(4096, cus="0-4,7,9-10")
     result = container.hip("default", program="streams", env={"THUNK_GFX": "1030"})
