@@ -14,6 +14,7 @@
 #include "limit.h"
 #include "log.h"
 #include "managed.h"
+#include "object.h"
 #include "table.h"
 
 #define EXPORT __attribute__((visibility("default")))
@@ -634,6 +635,20 @@ static void replace(struct hsa_table *core, struct hsa_table *amd, const struct 
 	}
 }
 
+/*
+ * Another copy of this library, or another version of it, is in this table already: it keeps the
+ * same books, and everything would be charged twice.
+ */
+static bool held_already(const struct hsa_api_table *api)
+{
+	static const char ours[] = "/libringfence-hsa.so";
+	const char *path =
+		rf_object_of((const void *)api->amd->functions[AMD_MEMORY_POOL_ALLOCATE]);
+	size_t length = path ? strlen(path) : 0;
+
+	return length >= sizeof(ours) - 1 && !strcmp(path + length - (sizeof(ours) - 1), ours);
+}
+
 static void after_fork(void)
 {
 	rf_table_reset_after_fork(&allocations);
@@ -673,6 +688,8 @@ EXPORT bool OnLoad(void *table, uint64_t runtime_version, uint64_t failed_count,
 		       api->amd ? api->amd->version.minor : 0);
 		return false;
 	}
+	if (held_already(api))
+		return true;
 	if (!registered)
 		registered = pthread_atfork(NULL, NULL, after_fork) == 0;
 	agent_count = pool_count = 0;

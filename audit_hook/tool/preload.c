@@ -5,10 +5,10 @@
  * library by itself since 5.4; before that it only reads its variable, so that is put right here,
  * while the process is still starting.
  */
+#include "object.h"
+
 #include <fcntl.h>
-#include <link.h>
 #include <stdbool.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,25 +17,6 @@
 #define PRELOAD_FILE "/etc/ld.so.preload"
 #define FILE_BYTES   4096
 #define TOOLS	     "HSA_TOOLS_LIB"
-
-/* dladdr() lived in libdl before glibc 2.34. */
-static int find_self(struct dl_phdr_info *info, size_t size, void *ret)
-{
-	uintptr_t self = (uintptr_t)find_self;
-
-	(void)size;
-	for (int i = 0; i < info->dlpi_phnum; i++) {
-		const ElfW(Phdr) *segment = &info->dlpi_phdr[i];
-		uintptr_t start = info->dlpi_addr + segment->p_vaddr;
-
-		if (segment->p_type == PT_LOAD && self >= start &&
-		    self - start < segment->p_memsz) {
-			*(const char **)ret = info->dlpi_name;
-			return 1;
-		}
-	}
-	return 0;
-}
 
 static bool preloaded(const char *path)
 {
@@ -61,11 +42,10 @@ static bool preloaded(const char *path)
 __attribute__((constructor)) static void name_ourselves_to_rocr(void)
 {
 	const char *own_list = getenv(TOOLS);
-	const char *path = NULL;
+	const char *path = rf_object_of((const void *)preloaded);
 	size_t length, size;
 	char *list;
 
-	dl_iterate_phdr(find_self, &path);
 	if (!path || !*path)
 		return;
 	length = strlen(path);

@@ -201,6 +201,15 @@ def test_the_tools_library_named_twice_counts_once(limited: Container) -> None:
     assert result.lines == ["malloc 0", "free 0", "malloc 0", "malloc 2"]
 
 
+def test_two_copies_of_the_tools_library_in_one_process_count_once(
+    limited: Container, built: Path
+) -> None:
+    shutil.copytree(built / "hook", built / "programs" / "v2", dirs_exist_ok=True)
+    other = PROGRAMS / "v2" / "libringfence-hsa.so"
+    result = limited.hip("malloc=1500", "malloc=1000", env={"HSA_TOOLS_LIB": f"{TOOL} {other}"})
+    assert result.lines == ["malloc 0", "malloc 2"]
+
+
 def test_a_program_without_a_gpu_is_not_touched(limited: Container) -> None:
     result = limited.run("/bin/echo", "hello")
     assert (result.out, result.err) == ("hello\n", "")
