@@ -374,12 +374,15 @@ static struct rf_ledger_count *published(const struct account *account)
 	return &ledger.file->counts[account->column][ledger.slot];
 }
 
+/* A store that others must see before the next load is dear, so what has not changed is left. */
 static void publish(const struct account *account)
 {
 	struct rf_ledger_count *count = published(account);
 
-	store(&count->pool, account->own.pool);
-	store(&count->driver, account->own.driver);
+	if (load(&count->pool) != account->own.pool)
+		store(&count->pool, account->own.pool);
+	if (load(&count->driver) != account->own.driver)
+		store(&count->driver, account->own.driver);
 }
 
 /* What only this process writes has changed: a tenant can, but not unseen. */
