@@ -106,7 +106,7 @@ def test_a_version_script_without_globals_is_an_error(tmp_path: Path) -> None:
         check.exports_of(script)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=500)
 @given(st.lists(st.tuples(st.floats(0, 1), st.binary(min_size=1, max_size=8)), max_size=6))
 def test_a_garbled_object_is_an_error_and_not_a_crash(
     garbled: Garbled, changes: list[tuple[float, bytes]]
