@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make test`: runs every tier of tests, says which ran, and accepts no skip in any of them."""
+"""`make test`: runs every tier of tests, says which ran, and accepts no skip in any of them.
+
+Tiers of this machine and tiers of the virtual node run side by side: the node takes one core.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
@@ -18,11 +22,11 @@ from tests.testbed.cache import Cache, Report, StepError
 from tests.testbed.vm import PROJECT, NodeOptions, VmError, run_vm
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 _PYTEST = ("python", "-m", "pytest", "-p", "no:cacheprovider")
-_GUEST_SECONDS = 1500.0
+_GUEST_SECONDS = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,18 +121,53 @@ def main(argv: Sequence[str]) -> int:
         parser.error(f"expected {', '.join(names)}, found {', '.join(sorted(unknown))}")
     cache = Cache.from_environment(os.environ)
     report = Report()
-    results = {}
-    for tier in TIERS:
-        if tier.name not in wanted:
-            continue
-        report(f"tier {tier.name}: {tier.what}")
-        try:
-            results[tier.name] = _run(tier, cache, report)
-        except (StepError, VmError) as error:
-            results[tier.name] = Outcome(error=str(error).splitlines()[0])
-            report(f"tier {tier.name}: {error}")
-    print(table(results), flush=True)
-    return 0 if all(one.green for one in results.values()) else 1
+    chosen = [tier for tier in TIERS if tier.name in wanted]
+    lanes = [
+        [tier for tier in chosen if tier.node is None],
+        [tier for tier in chosen if tier.node is not None],
+    ]
+    with ThreadPoolExecutor(len(lanes)) as pool:
+        outcomes = [
+            pair
+            for lane in pool.map(
+                lambda lane: [_outcome(tier, cache, report) for tier in lane], lanes
+            )
+            for pair in lane
+        ]
+    print(table(dict(outcomes)), flush=True)
+    return 0 if all(one.green for _, one in outcomes) else 1
+
+
+def _outcome(tier: Tier, cache: Cache, report: Report) -> tuple[str, Outcome]:
+    report(f"tier {tier.name}: {tier.what}")
+    try:
+        return tier.name, _run(tier, cache, report)
+    except (StepError, VmError) as error:
+        report(f"tier {tier.name}: {error}")
+        return tier.name, Outcome(error=str(error).splitlines()[0])
+
+
+class Prefixed:
+    """Writes whole lines with the tier's name in front, as two tiers print at a time."""
+
+    def __init__(self, name: str, write: Callable[[bytes], object]) -> None:
+        self._prefix = f"{name}: ".encode()
+        self._write = write
+        self._rest = b""
+
+    def __call__(self, chunk: bytes) -> None:
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        self._write(b"".join(self._prefix + line + b"\n" for line in lines))
+
+    def close(self) -> None:
+        """Write what is left of a line that never ended."""
+        if self._rest:
+            self(b"\n")
+
+
+def _show(data: bytes) -> None:
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
 
 
 def _run(tier: Tier, cache: Cache, report: Report) -> Outcome:
@@ -138,27 +177,34 @@ def _run(tier: Tier, cache: Cache, report: Report) -> Outcome:
     junit = results / "junit.xml"
     command = [*_PYTEST, *tier.paths, f"--junit-xml={junit}"]
     environment = {"RINGFENCE_CLIENT": str(client.prepare(cache, report))}
+    show = Prefixed(tier.name, _show)
     started = time.monotonic()
     if tier.node is None:
-        status = subprocess.run(
+        with subprocess.Popen(
             [sys.executable, *command[1:]],
             cwd=PROJECT,
             env={**os.environ, **environment},
-            check=False,
-        ).returncode
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                show(line)
+        status = process.returncode
     else:
         status = run_vm(
             command,
             tier.node,
             env=environment,
             out=results,
-            stdout=sys.stdout.buffer.write,
-            stderr=sys.stderr.buffer.write,
+            stdout=show,
+            stderr=show,
             timeout_s=_GUEST_SECONDS,
             log=results / "kernel.log",
             cache=cache,
             report=report,
         ).returncode
+    show.close()
     return outcome(junit, status, time.monotonic() - started)
 
 

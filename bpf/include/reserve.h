@@ -58,7 +58,10 @@ APART int charge_one(__u64 cgroup, __u64 gpu, __u64 size, struct refusal *why)
 	return REFUSED_CONTENDED + 1;
 }
 
-/* All owners or none: 0, or a REFUSED_* + 1. */
+/*
+ * All owners or none: 0, or a REFUSED_* + 1. The innermost first: where pod and container have the
+ * same limit, the container is told of as the one that was refused.
+ */
 static __noinline int charge(const struct owners *to, __u64 size, struct refusal *why)
 {
 	struct change undo = { .requested = -(__s64)size, .reserved = -(__s64)size };
@@ -66,13 +69,14 @@ static __noinline int charge(const struct owners *to, __u64 size, struct refusal
 	__u32 i;
 
 	for (i = 0; i < MAX_OWNERS && i < to->count; i++) {
-		int refused = charge_one(to->cgroup[i], to->gpu, size, why);
+		__u64 cgroup = to->cgroup[(to->count - 1 - i) & (MAX_OWNERS - 1)];
+		int refused = charge_one(cgroup, to->gpu, size, why);
 
 		if (refused) {
 			apply_change(&charged, &undo);
 			return refused;
 		}
-		charged.cgroup[i] = to->cgroup[i];
+		charged.cgroup[i] = cgroup;
 		charged.count = i + 1;
 	}
 	return 0;

@@ -16,21 +16,21 @@ static_assert(offsetof(ApiTableVersion, minor_id) == offsetof(hsa_table_version,
 static_assert(offsetof(HsaApiTable, core_) == offsetof(hsa_api_table, core), "root table");
 static_assert(offsetof(HsaApiTable, amd_ext_) == offsetof(hsa_api_table, amd), "root table");
 
-#define AT(table, function, position)                                                              \
+#define AT(table, function, position) \
 	static_assert(offsetof(table, function##_fn) == HSA_TABLE_SIZE(position), #function)
 // A call through our type must be a call through theirs: as many arguments, each as wide.
 template <typename T> struct arguments;
 template <typename R, typename... A> struct arguments<R(A...)> {
 	static constexpr size_t count = sizeof...(A);
-	static constexpr size_t bytes = (size_t{0} + ... + ((sizeof(A) + 7) / 8 * 8));
+	static constexpr size_t bytes = (size_t{ 0 } + ... + ((sizeof(A) + 7) / 8 * 8));
 	static constexpr bool returns_status = sizeof(R) == sizeof(hsa_status);
 };
-#define LIKE(function, ours)                                                                       \
-	static_assert(arguments<decltype(function)>::count ==                                      \
-				      arguments<std::remove_pointer_t<ours>>::count &&             \
-			      arguments<decltype(function)>::bytes ==                              \
-				      arguments<std::remove_pointer_t<ours>>::bytes &&             \
-			      arguments<decltype(function)>::returns_status,                       \
+#define LIKE(function, ours)                                                           \
+	static_assert(arguments<decltype(function)>::count ==                          \
+				      arguments<std::remove_pointer_t<ours>>::count && \
+			      arguments<decltype(function)>::bytes ==                  \
+				      arguments<std::remove_pointer_t<ours>>::bytes && \
+			      arguments<decltype(function)>::returns_status,           \
 		      #function)
 
 AT(CoreApiTable, hsa_system_get_info, CORE_SYSTEM_GET_INFO);
@@ -90,8 +90,10 @@ LIKE(hsa_amd_queue_cu_set_mask, hsa_queue_cu_set_mask_t);
 LIKE(hsa_amd_queue_set_priority, hsa_queue_set_priority_t);
 
 static_assert(sizeof(hsa_amd_svm_attribute_pair_t) == sizeof(hsa_svm_attribute), "");
-static_assert(HSA_AMD_SVM_ATTRIB_PREFERRED_LOCATION == static_cast<int>(HSA_SVM_PREFERRED_LOCATION), "");
-static_assert(HSA_AMD_SVM_ATTRIB_AGENT_ACCESSIBLE == static_cast<int>(HSA_SVM_AGENT_ACCESSIBLE), "");
+static_assert(HSA_AMD_SVM_ATTRIB_PREFERRED_LOCATION == static_cast<int>(HSA_SVM_PREFERRED_LOCATION),
+	      "");
+static_assert(HSA_AMD_SVM_ATTRIB_AGENT_ACCESSIBLE == static_cast<int>(HSA_SVM_AGENT_ACCESSIBLE),
+	      "");
 
 static_assert(sizeof(hsa_agent_t) == sizeof(hsa_handle), "");
 static_assert(sizeof(hsa_amd_memory_pool_t) == sizeof(hsa_handle), "");
@@ -101,18 +103,22 @@ static_assert(HSA_STATUS_SUCCESS == static_cast<int>(HSA_SUCCESS), "");
 static_assert(HSA_STATUS_INFO_BREAK == static_cast<int>(HSA_INFO_BREAK), "");
 static_assert(HSA_STATUS_CU_MASK_REDUCED == static_cast<int>(HSA_CU_MASK_REDUCED), "");
 static_assert(HSA_STATUS_ERROR == static_cast<int>(HSA_ERROR), "");
-static_assert(HSA_STATUS_ERROR_INVALID_ARGUMENT == static_cast<int>(HSA_ERROR_INVALID_ARGUMENT), "");
-static_assert(HSA_STATUS_ERROR_OUT_OF_RESOURCES == static_cast<int>(HSA_ERROR_OUT_OF_RESOURCES), "");
+static_assert(HSA_STATUS_ERROR_INVALID_ARGUMENT == static_cast<int>(HSA_ERROR_INVALID_ARGUMENT),
+	      "");
+static_assert(HSA_STATUS_ERROR_OUT_OF_RESOURCES == static_cast<int>(HSA_ERROR_OUT_OF_RESOURCES),
+	      "");
 
 static_assert(HSA_AGENT_INFO_NAME == static_cast<int>(HSA_AGENT_NAME), "");
 static_assert(HSA_AGENT_INFO_DEVICE == static_cast<int>(HSA_AGENT_DEVICE), "");
-static_assert(HSA_AMD_AGENT_INFO_COMPUTE_UNIT_COUNT == static_cast<int>(HSA_AGENT_COMPUTE_UNITS), "");
+static_assert(HSA_AMD_AGENT_INFO_COMPUTE_UNIT_COUNT == static_cast<int>(HSA_AGENT_COMPUTE_UNITS),
+	      "");
 static_assert(HSA_AMD_AGENT_INFO_BDFID == static_cast<int>(HSA_AGENT_BDFID), "");
 static_assert(HSA_AMD_AGENT_INFO_DOMAIN == static_cast<int>(HSA_AGENT_DOMAIN), "");
 static_assert(HSA_DEVICE_TYPE_GPU == static_cast<int>(HSA_DEVICE_GPU), "");
 static_assert(HSA_AMD_MEMORY_POOL_INFO_SEGMENT == static_cast<int>(HSA_POOL_SEGMENT), "");
 static_assert(HSA_AMD_MEMORY_POOL_INFO_SIZE == static_cast<int>(HSA_POOL_SIZE), "");
-static_assert(HSA_AMD_MEMORY_POOL_INFO_ALLOC_MAX_SIZE == static_cast<int>(HSA_POOL_ALLOC_MAX_SIZE), "");
+static_assert(HSA_AMD_MEMORY_POOL_INFO_ALLOC_MAX_SIZE == static_cast<int>(HSA_POOL_ALLOC_MAX_SIZE),
+	      "");
 static_assert(HSA_REGION_INFO_SIZE == static_cast<int>(HSA_REGION_SIZE), "");
 static_assert(HSA_REGION_INFO_ALLOC_MAX_SIZE == static_cast<int>(HSA_REGION_ALLOC_MAX_SIZE), "");
 static_assert(HSA_AMD_SEGMENT_GLOBAL == static_cast<int>(HSA_SEGMENT_GLOBAL), "");

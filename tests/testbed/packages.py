@@ -20,6 +20,11 @@ PACKAGES = {
     "virtual machines": ("qemu-system-x86", "busybox-static", "erofs-utils", "util-linux"),
     "eBPF": ("clang", "llvm", "libbpf1", "libbpf-dev", "python3-bpfcc"),
     "containers": ("runc",),
+    "the hook, over ROCm without a GPU": (
+        *("g++", "rustc", "libamdhip64-5", "libamdhip64-dev", "libhsa-runtime64-1"),
+        *("libhsa-runtime-dev", "libamd-comgr2", "libhsakmt-dev", "libdrm-dev"),
+        *("libjemalloc2", "libgoogle-perftools4"),
+    ),
     "Python": ("python3", "python3-venv", "python3-pip"),
     "checks": ("clang-format", "shellcheck", "git"),
 }

@@ -23,12 +23,18 @@ import uuid
 from dataclasses import dataclass, fields
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Json = dict[str, Any]
 Key = tuple[str, str]
 """(namespace, name); no namespace for nodes."""
+
+Event = tuple[str, str, Json]
+"""(kind, what happened, object)."""
 
 _HISTORY = 1000
 _BOOKMARK_SECONDS = 1.0
@@ -160,8 +166,8 @@ class Store:
                 "items": items,
             }
 
-    def events_after(self, seen: int, timeout: float) -> tuple[int, list[tuple[str, str, Json]]]:
-        """The newest version and (kind, event, object) since ``seen``; waits for the first."""
+    def events_after(self, seen: int, timeout: float) -> tuple[int, Sequence[Event]]:
+        """The newest version and what happened since ``seen``; waits for the first."""
         with self.changed:
             self.changed.wait_for(lambda: self.version > seen, timeout)
             events = [event[1:] for event in self.history if event[0] > seen]
@@ -256,6 +262,11 @@ def kubeconfig(url: str, token: str = "") -> str:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_address = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that left in the middle of an answer is nothing to report."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):

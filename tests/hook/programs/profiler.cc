@@ -10,12 +10,13 @@
 #include <cstdio>
 #include <cstdlib>
 
-namespace {
+namespace
+{
 
-decltype(hsa_amd_memory_pool_allocate)* pool_allocate;
-decltype(hsa_amd_queue_intercept_create)* queue_intercept_create;
+decltype(hsa_amd_memory_pool_allocate) *pool_allocate;
+decltype(hsa_amd_queue_intercept_create) *queue_intercept_create;
 
-hsa_status_t Allocate(hsa_amd_memory_pool_t pool, size_t size, uint32_t flags, void** ret)
+hsa_status_t Allocate(hsa_amd_memory_pool_t pool, size_t size, uint32_t flags, void **ret)
 {
 	hsa_status_t status = pool_allocate(pool, size, flags, ret);
 	if (size >> 20)
@@ -24,8 +25,8 @@ hsa_status_t Allocate(hsa_amd_memory_pool_t pool, size_t size, uint32_t flags, v
 }
 
 hsa_status_t CreateQueue(hsa_agent_t agent, uint32_t size, hsa_queue_type32_t type,
-			 void (*callback)(hsa_status_t, hsa_queue_t*, void*), void* data,
-			 uint32_t private_segment, uint32_t group_segment, hsa_queue_t** queue)
+			 void (*callback)(hsa_status_t, hsa_queue_t *, void *), void *data,
+			 uint32_t private_segment, uint32_t group_segment, hsa_queue_t **queue)
 {
 	hsa_status_t status = queue_intercept_create(agent, size, type, callback, data,
 						     private_segment, group_segment, queue);
@@ -33,14 +34,14 @@ hsa_status_t CreateQueue(hsa_agent_t agent, uint32_t size, hsa_queue_type32_t ty
 	return status;
 }
 
-}  // namespace
+} // namespace
 
 extern "C" {
 
 __attribute__((visibility("default"))) extern const uint32_t HSA_AMD_TOOL_PRIORITY = 50;
 
-__attribute__((visibility("default"))) bool OnLoad(HsaApiTable* table, uint64_t, uint64_t,
-						   const char* const*)
+__attribute__((visibility("default"))) bool OnLoad(HsaApiTable *table, uint64_t, uint64_t,
+						   const char *const *)
 {
 	pool_allocate = table->amd_ext_->hsa_amd_memory_pool_allocate_fn;
 	table->amd_ext_->hsa_amd_memory_pool_allocate_fn = Allocate;
@@ -50,5 +51,7 @@ __attribute__((visibility("default"))) bool OnLoad(HsaApiTable* table, uint64_t,
 	return true;
 }
 
-__attribute__((visibility("default"))) void OnUnload() {}
+__attribute__((visibility("default"))) void OnUnload()
+{
+}
 }

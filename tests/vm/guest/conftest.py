@@ -110,10 +110,17 @@ def enforcer(switch: Switch, pods: node.Pods) -> Enforcer:
     return switch.run("auto")
 
 
-@pytest.fixture(params=["gate", "auto"])
-def gated(switch: Switch, request: pytest.FixtureRequest) -> Enforcer:
+@pytest.fixture(scope="session", params=["gate", "auto"])
+def gated_layers(request: pytest.FixtureRequest) -> str:
+    """Of session scope, so that tests are grouped by it and the enforcer is seldom restarted."""
+    layers: str = request.param
+    return layers
+
+
+@pytest.fixture
+def gated(switch: Switch, gated_layers: str) -> Enforcer:
     """A running enforcer with the gate alone, and with everything."""
-    return switch.run(request.param)
+    return switch.run(gated_layers)
 
 
 @pytest.fixture

@@ -116,6 +116,8 @@ def _play(script: Script, cluster: Cluster, gpu: Gpu) -> None:
         held == {"pod-a": 4096 * MIB, "pod-b": 8192 * MIB},
         "the table shows what each pod was seen to get",
     )
+    refused = {row.pod for row in rows if row.usage.refusals}
+    script.check(refused == {"pod-a", "pod-b"}, "and that both were refused more")
     lines = _metric_lines(cluster)
     script.say()
     for line in lines:

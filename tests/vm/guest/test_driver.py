@@ -91,7 +91,7 @@ def region(gpu: Gpu) -> str:
 
 
 def charge(path: Path, gpu: Gpu) -> int:
-    return int(re.search(rf"^{region(gpu)} (\d+)$", (path / "dmem.current").read_text(), re.M)[1])
+    return dmem.current(path)[region(gpu)] or 0
 
 
 def device(gpu: Gpu, name: str) -> int:

@@ -9,6 +9,7 @@ import signal
 import struct
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -84,12 +85,11 @@ class Node:
         for gpu in self.gpus:
             key = pci_key(gpu.bdf)
             self.maps.delete_limit(number, key)
-            assert settled(
-                lambda key=key: (
-                    (number, key) not in self.maps.usage() or self.maps.delete_usage(number, key)
-                )
-            ), self.maps.usage()
+            assert settled(partial(self._forgotten, number, key)), self.maps.usage()
         path.rmdir()
+
+    def _forgotten(self, cgroup: int, key: int) -> bool:
+        return (cgroup, key) not in self.maps.usage() or self.maps.delete_usage(cgroup, key)
 
     def caller(self, cgroup: Path) -> Caller:
         """A process there with the first GPU's files open, as ROCr opens them."""
@@ -215,6 +215,13 @@ class TestWhoIsHeld:
         # Refused by the pod after the container had been charged: nothing stays there.
         assert node.usage(second).requested == 8 * MIB
         assert node.usage(pod).refusals == 1
+
+    def test_where_both_are_full_the_container_is_told_of(self, node: Node) -> None:
+        pod, box = node.cgroup("pod", 8 * MIB), node.cgroup("pod/box", 8 * MIB)
+        caller = node.caller(box)
+        caller.do("kfd_alloc", node.kfd_id, 8 * MIB)
+        assert caller.refused("gem_create", node.render, PAGE) == "ENOMEM"
+        assert (node.usage(box).refusals, node.usage(pod).refusals) == (1, 0)
 
     def test_cgroups_made_below_the_container_are_held_with_it(self, node: Node) -> None:
         box = node.cgroup("box", 16 * MIB)

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `make test` makes of a tier's result."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.tiers import TIERS, Outcome, Prefixed, main, outcome, table
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def junit(path: Path, **counts: int) -> Path:
+    attributes = " ".join(f'{name}="{count}"' for name, count in counts.items())
+    path.write_text(f"<testsuites><testsuite {attributes}/></testsuites>")
+    return path
+
+
+def test_a_tier_whose_tests_all_pass_is_green(tmp_path: Path) -> None:
+    file = junit(tmp_path / "j", tests=3, failures=0, errors=0, skipped=0)
+    assert outcome(file, 0, 1.0).green
+
+
+@pytest.mark.parametrize("name", ["failures", "errors", "skipped"])
+def test_one_failure_error_or_skip_is_not_green(tmp_path: Path, name: str) -> None:
+    file = junit(tmp_path / "j", tests=3, **{name: 1})
+    assert not outcome(file, 0 if name == "skipped" else 1, 1.0).green
+
+
+def test_a_tier_without_a_test_is_not_green(tmp_path: Path) -> None:
+    assert not outcome(junit(tmp_path / "j", tests=0), 5, 1.0).green
+
+
+def test_a_tier_that_ended_early_is_not_green(tmp_path: Path) -> None:
+    file = junit(tmp_path / "j", tests=3)
+    assert outcome(file, 137, 1.0).error == "exit status 137"
+
+
+@pytest.mark.parametrize("text", [None, "", "<testsuites>"])
+def test_a_tier_without_a_readable_result_is_not_green(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "j").write_text(text)
+    one = outcome(tmp_path / "j", 2, 1.0)
+    assert not one.green
+    assert "exit status 2" in one.error
+
+
+def test_the_closing_line_counts_a_skip_as_a_failure() -> None:
+    lines = table({"a": Outcome(passed=2), "b": Outcome(passed=1, skipped=1)}).splitlines()
+    assert lines[-1] == "3 passed, 1 failed"
+
+
+def test_lines_carry_the_tier_s_name_however_they_come_in() -> None:
+    written: list[bytes] = []
+    show = Prefixed("unit", written.append)
+    for chunk in (b"on", b"e\ntw", b"o\nthree"):
+        show(chunk)
+    show.close()
+    assert b"".join(written) == b"unit: one\nunit: two\nunit: three\n"
+
+
+def test_every_tier_has_its_own_name() -> None:
+    assert len({tier.name for tier in TIERS}) == len(TIERS)
+
+
+def test_an_unknown_tier_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["no-such"])
+    assert "no-such" in capsys.readouterr().err
