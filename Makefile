@@ -46,9 +46,10 @@ check: prepare generate
 	$(PYTHON) -m tests.check.licences
 	$(PYTHON) -m tests.check.chart
 
-# Every tier of tests; kernels are built on the first run.
+# Every tier of tests. Kernels are built first, on the first run, and not beside tests.
 .PHONY: test
 test: prepare generate
+	tests/testbed/prepare kernel driver stock
 	$(PYTHON) -m tests.tiers $(TIERS)
 
 # Two pods on one simulated GPU, on a kernel with dmem and on one without.
