@@ -23,17 +23,21 @@ from deviceplugin.registration import Registration
 from deviceplugin.release import Release
 from deviceplugin.server import DevicePlugin
 from enforcer.api.client import Client
+from enforcer.host.lock import HeldError, hold
 from enforcer.host.roots import Roots
 from enforcer.slices import FILE, CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import IO
 
     from deviceplugin.apiserver import ApiServer
 
 RESOURCE = "amd.com/gpu"
 _INVENTORY_SECONDS = 10.0
 _POD_RESOURCES_SECONDS = 2.0
+_LOCK = "device-plugin.lock"
+_LOCK_SECONDS = 0.2
 
 _log = logging.getLogger(__name__)
 
@@ -114,10 +118,19 @@ class _StartError(Exception):
 
 
 def run(arguments: argparse.Namespace, stopping: threading.Event) -> int:
-    """Wire the parts together and work until ``stopping`` is set."""
+    """Work until ``stopping`` is set; the exit status."""
     if not arguments.node_name:
         raise _StartError("expected the node's name in --node-name or NODE_NAME, found none")
     api = _connect(arguments)
+    lock = _lock(arguments.state_dir, stopping)
+    if lock is None:
+        return 0
+    with lock:
+        return _work(arguments, stopping, api)
+
+
+def _work(arguments: argparse.Namespace, stopping: threading.Event, api: ApiServer) -> int:
+    """Wire the parts together, and keep them going."""
     checkpoint = _checkpoint(arguments.state_dir)
     cache = PodCache(api, RESOURCE)
     client = Client(arguments.socket)
@@ -177,9 +190,29 @@ def _connect(arguments: argparse.Namespace) -> ApiServer:
         ) from error
 
 
+def _lock(directory: Path, stopping: threading.Event) -> IO[bytes] | None:
+    """The state directory's lock; None if this process was told to leave before it got it.
+
+    Each plugin keeps the slices in memory and writes the whole checkpoint, so of two, as an update
+    has them for a while, one would drop what the other gave out. The later one stands in line.
+    """
+    waiting = False
+    while not stopping.is_set():
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            return hold(directory / _LOCK)
+        except HeldError as error:
+            if not waiting:
+                waiting = True
+                _log.info("waiting for the other device plugin of this node to end: %s", error)
+        except OSError as error:
+            raise _StartError(f"the state directory: {error}") from error
+        stopping.wait(_LOCK_SECONDS)
+    return None
+
+
 def _checkpoint(directory: Path) -> Checkpoint:
     try:
-        directory.mkdir(parents=True, exist_ok=True)
         return Checkpoint(directory / FILE)
     except (OSError, CheckpointError) as error:
         raise _StartError(f"the checkpoint: {error}") from error

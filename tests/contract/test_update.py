@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two plugins on one node, as a rolling update has them for a while."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import TYPE_CHECKING
+
+from tests.contract.conftest import RESOURCE, eventually
+
+if TYPE_CHECKING:
+    from tests.contract.conftest import Bench
+
+
+def test_the_second_waits_for_the_first_and_knows_what_it_gave(bench: Bench) -> None:
+    first = bench.start()
+    second = bench.start(wait=False)
+    eventually(lambda: "waiting for the other device plugin" in bench.log)
+    bench.admit(bench.bind("one", f"{bench.gpu_ids()[0]},T,4096,76:;"))
+    time.sleep(1)
+    assert len(bench.kubelet.registrations) == 1
+    assert bench.terminate(first) == 0
+
+    bench.kubelet.wait_registrations(2)
+    bench.kubelet.wait_devices(RESOURCE, lambda ids: "Healthy" in ids.values())
+    bench.wait_unlocked()
+    got = bench.admit(bench.bind("two", f"{bench.gpu_ids()[0]},T,4096,76:;"))
+    assert got["app"].response.envs["HSA_CU_MASK"] == "0:76-151"
+    assert [item.pod for item in bench.slices] == ["one", "two"]
+    assert second.poll() is None
+
+
+def test_a_killed_first_lets_the_second_in(bench: Bench) -> None:
+    first = bench.start()
+    bench.start(wait=False)
+    eventually(lambda: "waiting for the other device plugin" in bench.log)
+    bench.kill(first)
+    bench.kubelet.wait_registrations(2)
+
+
+def test_one_that_waits_leaves_when_told_to(bench: Bench) -> None:
+    bench.start()
+    second = bench.start(wait=False)
+    eventually(lambda: "waiting for the other device plugin" in bench.log)
+    second.send_signal(signal.SIGTERM)
+    assert second.wait(timeout=3) == 0
+    assert len(bench.kubelet.registrations) == 1
