@@ -9,7 +9,6 @@ platform device without an address.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -52,27 +51,29 @@ def inventory(
     ``names`` are product names by (vendor, device), for GPUs that do not carry their own.
     A GPU that contradicts itself is left out; the others are not touched by it.
     """
+    devices = tuple(devices)
     by_render = {device.render: device for device in devices if device.render is not None}
+    by_bdf = {device.bdf: device for device in devices if device.bdf is not None}
     gpus: dict[int, Gpu] = {}
     problems: list[str] = []
     for node in nodes:
         if node.gpu_id == 0:
             continue
         try:
-            gpus[node.node] = _gpu(node, by_render, names)
+            gpus[node.node] = _gpu(node, by_render, by_bdf, names)
         except ValueError as error:
             problems.append(f"KFD node {node.node}: {error}")
-    sharing = Counter(gpu.bdf for gpu in gpus.values())
+    numbers = _partitions(nodes, gpus)
     found = []
     for node in nodes:
         gpu = gpus.get(node.node)
         if gpu is None:
             continue
-        if sharing[gpu.bdf] > 1:
+        if node.node in numbers:
             # mem_info_vram_total is the whole device's; a partition has its own memory banks.
-            gpu = replace(gpu, vram_bytes=node.local_memory)
+            gpu = replace(gpu, vram_bytes=node.local_memory, partition=numbers[node.node])
         found.append(replace(gpu, xgmi_peers=_peers(node, gpu, gpus)))
-    return sorted(found, key=lambda gpu: (gpu.bdf, gpu.render)), problems
+    return sorted(found, key=lambda gpu: (gpu.bdf, gpu.partition or 0, gpu.render)), problems
 
 
 def read_inventory(roots: Roots) -> tuple[list[Gpu], list[str]]:
@@ -88,8 +89,33 @@ def read_inventory(roots: Roots) -> tuple[list[Gpu], list[str]]:
     return gpus, [*problems, *drm_problems, *found]
 
 
+def _partitions(nodes: Iterable[KfdNode], gpus: Mapping[int, Gpu]) -> dict[int, int]:
+    """The partition's number by topology node, where several share a device.
+
+    KFD ors it into the location (kfd_topology.c: ``location_id |= node_id``), so it is the same
+    after every boot. Should it be missing there, the order of the render nodes stands in.
+    """
+    sharing: dict[str, list[KfdNode]] = {}
+    for node in nodes:
+        if node.node in gpus:
+            sharing.setdefault(gpus[node.node].bdf, []).append(node)
+    numbers: dict[int, int] = {}
+    for group in sharing.values():
+        if len(group) == 1:
+            continue
+        located = {node.node: node.location & 7 for node in group}
+        if len(set(located.values())) != len(group):
+            in_order = sorted(group, key=lambda node: gpus[node.node].render)
+            located = {node.node: number for number, node in enumerate(in_order)}
+        numbers |= located
+    return numbers
+
+
 def _gpu(
-    node: KfdNode, by_render: Mapping[int, DrmDevice], names: Mapping[tuple[int, int], str]
+    node: KfdNode,
+    by_render: Mapping[int, DrmDevice],
+    by_bdf: Mapping[str, DrmDevice],
+    names: Mapping[tuple[int, int], str],
 ) -> Gpu:
     properties = node.properties
     render = properties.get("drm_render_minor", 0)
@@ -104,23 +130,25 @@ def _gpu(
     simds, per_cu = properties.get("simd_count", 0), properties.get("simd_per_cu", 0)
     if simds <= 0 or per_cu <= 0:
         raise ValueError(f"{bdf}: expected simd_count and simd_per_cu, found {simds} and {per_cu}")
-    vendor, device_id = _ids(properties, device)
+    # What a partition's platform device does not say, its GPU's does.
+    whole = by_bdf.get(bdf, device)
+    vendor, device_id = _ids(properties, whole)
     return Gpu(
         bdf=bdf,
         kfd_id=node.gpu_id,
         card=device.card,
         render=render,
-        name=_name(device, vendor, device_id, names),
+        name=_name(whole, vendor, device_id, names),
         vram_bytes=device.vram_total or node.local_memory,
         cu_count=simds // per_cu,
         gfx_version=properties.get("gfx_target_version", 0),
         device_id=device_id,
-        unique_id=properties.get("unique_id") or device.unique_id,
-        numa_node=device.numa_node,
+        unique_id=properties.get("unique_id") or whole.unique_id,
+        numa_node=whole.numa_node,
         compute_queues=properties.get("num_cp_queues") or None,
         xcc_count=properties.get("num_xcc") or None,
-        compute_partition=device.compute_partition,
-        memory_partition=device.memory_partition,
+        compute_partition=whole.compute_partition,
+        memory_partition=whole.memory_partition,
     )
 
 

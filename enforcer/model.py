@@ -61,6 +61,8 @@ class Gpu:
     xgmi_peers: tuple[str, ...] = ()
     compute_partition: str | None = None
     memory_partition: str | None = None
+    partition: int | None = None
+    """Number of this compute partition; None where the device is one GPU. Stable over reboots."""
 
     @property
     def cu_per_wgp(self) -> int:
@@ -85,6 +87,8 @@ class Share:
     """The promise, to the byte; None is the whole GPU: accounted, never limited."""
     cus: str | None = None
     """CU id list as in ``HSA_CU_MASK`` (``0-3,8``); None is every CU."""
+    partition: int | None = None
+    """Number of the compute partition that is shared; None is the whole device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,8 @@ class Slice:
     shares: tuple[Share, ...]
     created: str
     """RFC 3339 time of the Allocate, UTC."""
+    oversubscribe: bool = False
+    """True where the shares of a GPU may add up to more VRAM than it has."""
 
     @property
     def key(self) -> tuple[str, str]:

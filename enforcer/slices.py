@@ -49,15 +49,25 @@ def encode(slices: Iterable[Slice]) -> str:
             "container": one.container,
             "kind": one.kind.value,
             "device_ids": list(one.device_ids),
-            "shares": [
-                {"bdf": share.bdf, "vram_bytes": share.vram_bytes, "cus": share.cus}
-                for share in one.shares
-            ],
+            "shares": [_encode_share(share) for share in one.shares],
             "created": one.created,
         }
+        | ({"oversubscribe": True} if one.oversubscribe else {})
         for one in slices
     ]
     return json.dumps({"schema": SCHEMA, "slices": entries}, indent=1) + "\n"
+
+
+def _encode_share(share: Share) -> dict[str, object]:
+    entry: dict[str, object] = {
+        "bdf": share.bdf,
+        "vram_bytes": share.vram_bytes,
+        "cus": share.cus,
+    }
+    # Optional members came later: they are written only where a reader must know them.
+    if share.partition is not None:
+        entry["partition"] = share.partition
+    return entry
 
 
 def decode(text: str) -> tuple[list[Slice], list[str]]:
@@ -175,6 +185,7 @@ def _slice(entry: object, where: str) -> Slice:
         device_ids=_list(fields, "device_ids", where, _device_id),
         shares=shares,
         created=_string(fields, "created", where, _CREATED),
+        oversubscribe=_flag(fields, "oversubscribe", where),
     )
 
 
@@ -193,7 +204,17 @@ def _share(entry: object, where: str) -> Share:
         found = "none" if size is _Bad else repr(size)
         raise _Bad(f"{where}.vram_bytes: expected bytes above 0 or null, found {found}")
     cus = None if fields.get("cus") is None else _string(fields, "cus", where, _CUS)
-    return Share(bdf=bdf, vram_bytes=size, cus=cus)
+    partition = fields.get("partition")
+    if partition is not None and (type(partition) is not int or not 0 <= partition < 64):
+        raise _Bad(f"{where}.partition: expected 0 to 63 or null, found {partition!r}")
+    return Share(bdf=bdf, vram_bytes=size, cus=cus, partition=partition)
+
+
+def _flag(fields: dict[str, Any], key: str, where: str) -> bool:
+    value = fields.get(key, False)
+    if not isinstance(value, bool):
+        raise _Bad(f"{where}.{key}: expected true or false, found {value!r}")
+    return value
 
 
 def _device_id(entry: object, where: str) -> str:

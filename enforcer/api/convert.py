@@ -89,6 +89,7 @@ def gpu_to_pb(gpu: Gpu) -> pb.Gpu:
         xgmi_peers=gpu.xgmi_peers,
         compute_partition=gpu.compute_partition,
         memory_partition=gpu.memory_partition,
+        partition=gpu.partition,
     )
 
 
@@ -110,6 +111,7 @@ def gpu_from_pb(message: pb.Gpu) -> Gpu:
         xgmi_peers=tuple(message.xgmi_peers),
         compute_partition=_known(message, "compute_partition", message.compute_partition),
         memory_partition=_known(message, "memory_partition", message.memory_partition),
+        partition=_known(message, "partition", message.partition),
     )
 
 

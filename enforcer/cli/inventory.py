@@ -75,5 +75,5 @@ def _size(size: int | None) -> str:
 
 def _entry(gpu: Gpu) -> dict[str, object]:
     known = {key: value for key, value in asdict(gpu).items() if value is not None}
-    uuid = smi_uuid(gpu.unique_id, gpu.device_id)
+    uuid = smi_uuid(gpu.unique_id, gpu.device_id, 0xFF if gpu.partition is None else gpu.partition)
     return known if uuid is None else {**known, "uuid": uuid}

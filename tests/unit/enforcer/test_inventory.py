@@ -106,6 +106,20 @@ def test_partitions_share_the_address_and_split_the_memory(tmp_path: Path) -> No
     assert {gpu.vram_bytes for gpu in gpus} == {24 << 30}
     assert {gpu.cu_count for gpu in gpus} == {38}
     assert len({gpu.kfd_id for gpu in gpus}) == 8
+    assert [gpu.partition for gpu in gpus] == list(range(8))
+    assert {gpu.name for gpu in gpus} == {MI300X.product_name}
+    assert {(gpu.compute_partition, gpu.memory_partition) for gpu in gpus} == {("cpx", "nps1")}
+    assert {gpu.numa_node for gpu in gpus} == {0}
+
+
+def test_partitions_without_a_number_are_told_apart_by_render_node(tmp_path: Path) -> None:
+    parts = (PartitionSpec(kfd_id=100, card=2, render=129, vram=96 << 30),)
+    write_sys(tmp_path / "sys", NodeSpec((replace(MI300X, partitions=parts),), cpus=2))
+    path = _node(tmp_path, 3) / "properties"
+    path.write_text(path.read_text().replace("location_id 1281", "location_id 1280"))
+    gpus, problems = read_inventory(Roots(sys=tmp_path / "sys", share=tmp_path))
+    assert problems == []
+    assert [(gpu.render, gpu.partition) for gpu in gpus] == [(128, 0), (129, 1)]
 
 
 @pytest.mark.parametrize("broken", [0, 1, 2])

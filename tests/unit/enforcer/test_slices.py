@@ -42,6 +42,7 @@ SHARES = st.builds(
     bdf=st.from_regex(r"[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]", fullmatch=True),
     vram_bytes=st.none() | st.integers(1, 1 << 62),
     cus=st.none() | st.from_regex(r"[0-9]{1,3}(-[0-9]{1,3})?(,[0-9]{1,3})?", fullmatch=True),
+    partition=st.none() | st.integers(0, 63),
 )
 SLICES = st.builds(
     Slice,
@@ -53,6 +54,7 @@ SLICES = st.builds(
     device_ids=st.lists(TEXT, max_size=3).map(tuple),
     shares=st.lists(SHARES, min_size=1, max_size=3).map(tuple),
     created=st.sampled_from(["2026-11-29T13:00:00Z", "2026-11-29T13:00:00.25+00:00"]),
+    oversubscribe=st.booleans(),
 )
 
 
@@ -98,6 +100,12 @@ def test_any_json_is_a_checkpoint_or_an_error(document: object) -> None:
         ("shares", [{"bdf": "0000:03:00.0", "vram_bytes": 1.5}], "shares[0].vram_bytes"),
         ("shares", [{"bdf": "03:00.0", "vram_bytes": 1}], "shares[0].bdf"),
         ("shares", [{"bdf": "0000:03:00.0", "vram_bytes": 1, "cus": "all"}], "shares[0].cus"),
+        (
+            "shares",
+            [{"bdf": "0000:03:00.0", "vram_bytes": None, "partition": 64}],
+            "shares[0].partition",
+        ),
+        ("oversubscribe", "yes", "oversubscribe"),
         ("created", "yesterday", "created"),
     ],
 )

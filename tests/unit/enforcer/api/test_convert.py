@@ -51,6 +51,7 @@ GPUS = st.builds(
     xgmi_peers=st.lists(TEXT, max_size=3).map(tuple),
     compute_partition=_maybe(TEXT),
     memory_partition=_maybe(TEXT),
+    partition=_maybe(U32),
 )
 USAGES = st.builds(
     Usage,
