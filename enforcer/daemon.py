@@ -19,39 +19,64 @@ from typing import TYPE_CHECKING
 import bpf
 from bpf.libbpf import BpfError
 from enforcer import layers, slices
-from enforcer.host.lock import HeldError, hold
+from enforcer.host.lock import HeldError, hold, wait_to_hold
 from enforcer.host.roots import Roots
 from enforcer.loop import Enforcer
 from enforcer.model import Layer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import IO
 
 _log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run until SIGTERM; exit status 0 unless it could not start."""
+    """Run until SIGTERM; exit status 0 unless it could not start.
+
+    While another enforcer runs on this node, wait for it to end: in a rolling update the new pod
+    starts beside the old one, and the limits are in force meanwhile.
+    """
     options = _parser().parse_args(argv)
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
     )
     if options.unload:
         return _unload(options.bpffs)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
     try:
-        options.socket.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        lock = hold(options.socket.with_suffix(".lock"))
+        lock = _lock(options, stop)
     except HeldError as error:
         _log.error("another enforcer is running on this node: %s", error)
         return 1
     except OSError as error:
         _log.error("%s: %s; run as root", options.socket.parent, error.strerror)
         return 1
+    if lock is None:
+        _log.info("stopped while waiting; the other enforcer goes on")
+        return 0
     with lock:
-        return _run(options)
+        return _run(options, stop)
 
 
-def _run(options: argparse.Namespace) -> int:
+def _lock(options: argparse.Namespace, stop: threading.Event) -> IO[bytes] | None:
+    """The right to be this node's enforcer; None if told to stop before it was had."""
+    path = options.socket.with_suffix(".lock")
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    if options.once:
+        return hold(path)
+    return wait_to_hold(
+        path,
+        stop,
+        lambda error: _log.info(
+            "another enforcer is running on this node, waiting for it to end: %s", error
+        ),
+    )
+
+
+def _run(options: argparse.Namespace, stop: threading.Event) -> int:
     kernel = layers.KernelLayers(options.bpf_objects, options.bpffs, options.sys)
     if Layer.GATE in options.layers:
         kernel.load_gate()
@@ -75,14 +100,16 @@ def _run(options: argparse.Namespace) -> int:
         support = first.support
         _log.info("gate %s, dmem %s, ledger %s", support.gate, support.dmem, support.ledger)
     try:
-        return int(first is None) if options.once else _serve(options, enforcer)
+        return int(first is None) if options.once else _serve(options, enforcer, stop)
     finally:
         kernel.close()
 
 
-def _serve(options: argparse.Namespace, enforcer: Enforcer) -> int:
+def _serve(options: argparse.Namespace, enforcer: Enforcer, stop: threading.Event) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: enforcer.stop())
+    if stop.is_set():
+        enforcer.stop()
     from enforcer.api.server import Server  # noqa: PLC0415 - the limits are in force by now
 
     server = Server(enforcer, options.socket)

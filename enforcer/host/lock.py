@@ -7,8 +7,12 @@ import fcntl
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable
     from pathlib import Path
     from typing import IO
+
+_POLL = 0.2
 
 
 class HeldError(Exception):
@@ -24,3 +28,22 @@ def hold(path: Path) -> IO[bytes]:
         file.close()
         raise HeldError(f"{path} is held by another process") from None
     return file
+
+
+def wait_to_hold(
+    path: Path, stop: threading.Event, waiting: Callable[[HeldError], object]
+) -> IO[bytes] | None:
+    """Hold the lock as soon as its holder lets go; None if ``stop`` was set before.
+
+    ``waiting`` is told once that there is a holder. Raises OSError.
+    """
+    told = False
+    while not stop.is_set():
+        try:
+            return hold(path)
+        except HeldError as error:
+            if not told:
+                waiting(error)
+                told = True
+        stop.wait(_POLL)
+    return None

@@ -99,10 +99,38 @@ def test_it_serves_until_told_to_stop_and_leaves_no_socket(daemon: Daemon) -> No
     assert "the limits stay in force" in log
 
 
-def test_a_second_one_is_refused_and_the_first_serves_on(daemon: Daemon) -> None:
+def test_a_second_one_waits_and_takes_over_when_the_first_ends(daemon: Daemon) -> None:
+    first = daemon.start()
+    daemon.wait_until_serving()
+    second = daemon.start()
+    assert second.stderr is not None
+    assert "another enforcer is running on this node, waiting" in second.stderr.readline()
+    time.sleep(0.5)
+    assert second.poll() is None
+    daemon.wait_until_serving()
+    assert _end(first)[0] == 0
+    daemon.wait_until_serving()
+    status, log = _end(second)
+    assert (status, daemon.socket.exists()) == (0, False)
+    assert "another enforcer" not in log
+
+
+def test_one_that_waits_leaves_when_told_and_the_first_serves_on(daemon: Daemon) -> None:
     daemon.start()
     daemon.wait_until_serving()
     second = daemon.start()
+    assert second.stderr is not None
+    second.stderr.readline()
+    status, log = _end(second)
+    assert status == 0
+    assert "stopped while waiting" in log
+    daemon.wait_until_serving()
+
+
+def test_a_single_pass_beside_another_enforcer_is_refused(daemon: Daemon) -> None:
+    daemon.start()
+    daemon.wait_until_serving()
+    second = daemon.start("--once")
     _, log = second.communicate(timeout=20)
     assert second.returncode == 1
     assert "another enforcer is running" in log

@@ -64,15 +64,26 @@ def test_stopping_in_good_order_leaves_the_limits_in_force(
     enforcer.start()
 
 
-def test_a_second_enforcer_is_refused_and_disturbs_nothing(
+def test_a_second_enforcer_waits_and_takes_over_while_the_limits_hold(
     enforcer: Enforcer, pods: Pods, gpu: Gpu
 ) -> None:
     one = tenant(pods, enforcer, gpu, 64)
     second = Enforcer(enforcer.state, enforcer.log.parent, "auto", port=9395)
     second.spawn()
-    assert second.wait() == 1
-    assert "another enforcer is running" in enforcer.log.read_text()
-    assert fill(one, f"kfd {gpu.kfd_id}", MIB) == 64 * MIB
+    wait_for(
+        "the second enforcer's word that it waits",
+        lambda: "waiting for it to end" in second.log.read_text(),
+        60,
+    )
+    assert fill(one, "gem", MIB) == 64 * MIB
+    assert enforcer.stop() == 0
+    assert one.client.refused("gem-create 1 vram") == "ENOMEM"
+    wait_for("the second enforcer's metrics", second.metrics, 60)
+    assert one.client.refused("gem-create 1 vram") == "ENOMEM"
+    late = tenant(pods, second, gpu, 32)
+    assert fill(late, f"kfd {gpu.kfd_id}", MIB) == 32 * MIB
+    assert second.stop() == 0
+    enforcer.start()
 
 
 def test_a_checkpoint_of_garbage_changes_no_limit(enforcer: Enforcer, pods: Pods, gpu: Gpu) -> None:
