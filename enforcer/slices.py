@@ -21,11 +21,13 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 FILE = "slices.json"
+SLICES = "slices"
+"""Directory below ``/run/ringfence`` with the hook's files, by pod UID and container."""
 
 _Item = TypeVar("_Item")
 
 # The pod UID becomes part of a cgroup path, the rest of messages and metric labels.
-_UID = re.compile(r"[0-9a-zA-Z][0-9a-zA-Z_.-]{0,252}")
+_UID = _NAME = re.compile(r"[0-9a-zA-Z][0-9a-zA-Z_.-]{0,252}")
 _CREATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|\+00:00)")
 _CUS = re.compile(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*")
 _MAX_BYTES = 1 << 62
@@ -166,6 +168,18 @@ def write_checkpoint(path: Path, slices: Iterable[Slice]) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+def hook_directory(base: Path, pod_uid: str, container: str) -> Path:
+    """The host's directory with the files of one container's hook (docs/hook-files.md).
+
+    ``base`` is the host's ``/run/ringfence``. The enforcer makes the directory, ``slice`` and
+    ``ledger/usage.v1`` in it. Raises ValueError for a name that cannot name a directory.
+    """
+    for name in (pod_uid, container):
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"expected a name of the form {_NAME.pattern}, found {name!r}")
+    return base / SLICES / pod_uid / container
 
 
 def _slice(entry: object, where: str) -> Slice:
