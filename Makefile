@@ -14,6 +14,8 @@ BPF_OBJECTS := $(patsubst %.bpf.c,%.bpf.o,$(wildcard bpf/*.bpf.c))
 
 # A step prepares what the next one needs; what can run side by side does so inside a step.
 .NOTPARALLEL:
+# A generator that failed leaves no half of a file that the next run would take for whole.
+.DELETE_ON_ERROR:
 
 # Distribution packages and the virtual environment.
 .PHONY: prepare

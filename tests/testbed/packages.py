@@ -23,10 +23,11 @@ PACKAGES = {
     "the hook, over ROCm without a GPU": (
         *("g++", "rustc", "libamdhip64-5", "libamdhip64-dev", "libhsa-runtime64-1"),
         *("libhsa-runtime-dev", "libamd-comgr2", "libhsakmt-dev", "libdrm-dev"),
-        *("libjemalloc2", "libgoogle-perftools4"),
+        # The library itself has another name since Debian 13 and Ubuntu 24.04 (64-bit time).
+        *("libjemalloc2", "libgoogle-perftools-dev"),
     ),
     "Python": ("python3", "python3-venv", "python3-pip"),
-    "checks": ("clang-format", "shellcheck", "git"),
+    "checks": ("shellcheck", "git"),
 }
 """By purpose. The names are the same in Debian 12, Debian 13 and Ubuntu 24.04."""
 
@@ -39,8 +40,8 @@ def prepare(cache: Cache, report: Report) -> None:
         return
     if os.geteuid() != 0:
         raise StepError(
-            f"packages: {len(absent)} are missing and installing them needs root; "
-            f"run: sudo apt-get install --no-install-recommends {' '.join(absent)}"
+            "packages: some are not installed, and that needs root; run: sudo apt-get update && "
+            f"sudo apt-get install --no-install-recommends {' '.join(absent)}"
         )
     with cache.lock("packages", cache.step("packages", report, "packages.log")) as step:
         step.say(f"installing {' '.join(absent)}")

@@ -27,5 +27,7 @@ def test_without_root_the_message_is_the_command_to_run(
 ) -> None:
     monkeypatch.setattr(packages, "PACKAGES", {"test": ("no-such-package-here",)})
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(StepError, match=r"needs root; run: sudo apt-get install .*no-such-package"):
+    with pytest.raises(
+        StepError, match=r"needs root; run: .* && sudo apt-get install .*no-such-package-here$"
+    ):
         packages.prepare(Cache(tmp_path), Report())
