@@ -50,6 +50,8 @@ class Counter(IntEnum):
     STALE_HOLDING = 17
     EVENTS_DROPPED = 18
     SELF_TESTS = 19
+    ENTERED = 20
+    NOT_ENTERED = 21
 
 
 REASONS: Final = {

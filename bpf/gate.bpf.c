@@ -9,6 +9,7 @@
  * those without end.
  */
 #include "amdgpu_ioctl.h"
+#include "pending.h"
 #include "reserve.h"
 
 char LICENSE[] SEC("license") = "GPL";

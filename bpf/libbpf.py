@@ -26,6 +26,11 @@ _LOG_LINES: Final = 40
 class BpfError(Exception):
     """A BPF operation failed; the message is one line with what libbpf or the kernel said."""
 
+    def __init__(self, message: str, number: int | None = None) -> None:
+        super().__init__(message)
+        self.errno = number
+        """The kernel's errno, where it gave one."""
+
 
 class _OpenOpts(ctypes.Structure):
     """The first members of ``struct bpf_object_open_opts``; libbpf goes by ``sz``."""
@@ -148,7 +153,8 @@ class Libbpf:
         said = [line for line in said if not line.startswith(("processed ", "-- ", "0:"))]
         reason = "; ".join(said[-3:])
         self._log = []
-        return BpfError(f"{what}: {os.strerror(code)}" + (f" ({reason})" if reason else ""))
+        said_why = f" ({reason})" if reason else ""
+        return BpfError(f"{what}: {os.strerror(code)}{said_why}", code)
 
     def _pointer(self, what: str, pointer: int | None) -> int:
         if not pointer:
@@ -268,7 +274,7 @@ class Libbpf:
         """Add or replace; a full map is an error that says so."""
         result = self.lib.bpf_map_update_elem(fd, key, value, 0)
         if result == -errno.E2BIG:
-            raise BpfError(f"{what}: the map is full")
+            raise BpfError(f"{what}: the map is full", errno.E2BIG)
         self._check(what, result)
 
     def delete(self, fd: int, key: bytes) -> bool:

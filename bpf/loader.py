@@ -71,6 +71,7 @@ _VALUE_SIZES: Final = MappingProxyType(
     {
         "active": decode.ACTING.size,
         "limits": decode.LIMIT.size,
+        "pending": decode.LIMIT.size,
         "usage": decode.USAGE.size,
         "tenants": decode.U32.size,
         "gpus_by_kfd_id": decode.U64.size,
@@ -83,6 +84,16 @@ _VALUE_SIZES: Final = MappingProxyType(
         "self_test": decode.SELF_TEST.size,
     }
 )
+
+_COUNTED_BY_KEYS: Final = (
+    "limits",
+    "pending",
+    "usage",
+    "tenants",
+    "gpus_by_kfd_id",
+    "gpus_by_minor",
+)
+"""Small enough that their fill is found by walking them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +184,30 @@ class Maps:
             for key, value in self._items("limits")
         }
 
+    def set_pending(self, pod: int, gpu: int, size: int | None) -> None:
+        """What a cgroup made directly below this one is limited to, before its mkdir returns.
+
+        Bytes; None: accounted, not limited. Only below a cgroup with a limit of its own, and on a
+        GPU that ``set_gpus`` has named. ``set_limit`` replaces what came of it.
+        """
+        self._lib.update(
+            self._maps["pending"].fd,
+            decode.pack_key(pod, gpu),
+            decode.pack_limit(size),
+            f"pending limit below cgroup {pod} on GPU {gpu:#x}: pending",
+        )
+
+    def delete_pending(self, pod: int, gpu: int) -> bool:
+        """False if there was none."""
+        return self._lib.delete(self._maps["pending"].fd, decode.pack_key(pod, gpu))
+
+    def pending(self) -> dict[tuple[int, int], int | None]:
+        """(pod's cgroup, GPU) -> bytes, None for accounted without a limit."""
+        return {
+            decode.unpack_key(key): decode.unpack_limit(value)
+            for key, value in self._items("pending")
+        }
+
     def usage(self) -> dict[tuple[int, int], decode.LedgerUsage]:
         """(cgroup, GPU) -> what it holds."""
         return {
@@ -239,7 +274,7 @@ class Maps:
         """Map -> (entries used, entries it has room for)."""
         filled = {
             name: (sum(1 for _ in self._items(name)), self._maps[name].entries)
-            for name in ("limits", "usage", "tenants", "gpus_by_kfd_id", "gpus_by_minor")
+            for name in _COUNTED_BY_KEYS
         }
         population = self._maps["population"]
         for index, name in enumerate(("buffers", "resources")):

@@ -15,7 +15,16 @@ from enforcer.host import dmem
 from enforcer.host.cgroups import ControllerNames, CoreFiles, Directory, subtree_controllers
 from enforcer.host.files import FileError, FileVanished
 from enforcer.model import Why, pci_key
-from enforcer.plan import DeleteGate, DeleteUsage, EnableDmem, Outcome, SetDmem, SetGate
+from enforcer.plan import (
+    DeleteGate,
+    DeletePending,
+    DeleteUsage,
+    EnableDmem,
+    Outcome,
+    SetDmem,
+    SetGate,
+    SetPending,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -45,6 +54,10 @@ class GateMaps(Protocol):
     def set_limit(self, cgroup_id: int, gpu: int, limit: int | None, /) -> None: ...
 
     def delete_limit(self, cgroup_id: int, gpu: int, /) -> object: ...
+
+    def set_pending(self, pod: int, gpu: int, limit: int | None, /) -> None: ...
+
+    def delete_pending(self, pod: int, gpu: int, /) -> object: ...
 
     def delete_usage(self, cgroup_id: int, gpu: int, /) -> object: ...
 
@@ -83,7 +96,7 @@ def probe_dmem(root: Path, regions: Mapping[str, str]) -> dict[str, Why | None]:
 
 def _apply(action: Action, gate: GateMaps | None, root: Path) -> Outcome:
     match action:
-        case SetGate() | DeleteGate() | DeleteUsage():
+        case SetGate() | DeleteGate() | SetPending() | DeletePending() | DeleteUsage():
             return _write_gate(action, gate)
         case EnableDmem():
             return _enable(action, root)
@@ -93,7 +106,9 @@ def _apply(action: Action, gate: GateMaps | None, root: Path) -> Outcome:
             assert_never(action)
 
 
-def _write_gate(action: SetGate | DeleteGate | DeleteUsage, gate: GateMaps | None) -> Outcome:
+def _write_gate(
+    action: SetGate | DeleteGate | SetPending | DeletePending | DeleteUsage, gate: GateMaps | None
+) -> Outcome:
     if gate is None:
         return Outcome(action, Why.NOT_LOADED)
     try:
@@ -102,6 +117,10 @@ def _write_gate(action: SetGate | DeleteGate | DeleteUsage, gate: GateMaps | Non
                 gate.set_limit(limit.cgroup_id, pci_key(limit.bdf), limit.vram_bytes)
             case DeleteGate(cgroup_id, gpu):
                 gate.delete_limit(cgroup_id, gpu)
+            case SetPending(limit):
+                gate.set_pending(limit.cgroup_id, pci_key(limit.bdf), limit.vram_bytes)
+            case DeletePending(cgroup_id, gpu):
+                gate.delete_pending(cgroup_id, gpu)
             case DeleteUsage(cgroup_id, gpu):
                 gate.delete_usage(cgroup_id, gpu)
     except (BpfError, OSError) as error:

@@ -99,6 +99,15 @@ class KernelLayers:
         except BpfError as error:
             raise OSError(str(error)) from error
 
+    def pending(self) -> Mapping[tuple[int, int], int | None]:
+        """The limits for new containers by (pod's cgroup id, GPU); none where unreadable."""
+        if self.maps is None:
+            return {}
+        try:
+            return self.maps.pending()
+        except (BpfError, OSError):
+            return {}
+
     def counters(self) -> tuple[tuple[str, int], ...]:
         """The BPF programs' counters by name; none where they cannot be read."""
         if self.maps is None:

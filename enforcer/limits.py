@@ -39,6 +39,22 @@ def limits(
     return wanted
 
 
+def pending_limits(slices: Iterable[Slice], pods: Iterable[PodCgroup]) -> list[Limit]:
+    """What a cgroup made below each pod may hold until it is known which container it is.
+
+    The gate enters it in the kernel, before the container's first instruction. ``path`` and
+    ``cgroup_id`` are the pod's.
+    """
+    by_pod: defaultdict[str, list[Slice]] = defaultdict(list)
+    for one in slices:
+        by_pod[one.pod_uid].append(one)
+    return [
+        Limit(pod.path, pod.cgroup_id, bdf, size)
+        for pod in pods
+        for bdf, size in _smallest(by_pod.get(pod.uid, ())).items()
+    ]
+
+
 def pod_limits(slices: Sequence[Slice]) -> dict[str, tuple[int | None, int]]:
     """What one pod may hold of each GPU, and how many slices that covers at once.
 
@@ -75,6 +91,11 @@ def _container_limits(container: Container, slices: Sequence[Slice]) -> Mapping[
     if container.name is not None:
         own = [gpu_shares(one) for one in slices if one.container == container.name]
         return own[0] if own else {}
+    return _smallest(slices)
+
+
+def _smallest(slices: Iterable[Slice]) -> dict[str, int | None]:
+    """The pod's smallest share of each GPU."""
     smallest: dict[str, int | None] = {}
     for one in slices:
         for bdf, size in gpu_shares(one).items():

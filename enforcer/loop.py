@@ -16,9 +16,10 @@ from enforcer.accounting import container_usage
 from enforcer.api.errors import NotFoundError
 from enforcer.apply import apply
 from enforcer.devices import Devices
+from enforcer.hookfiles import HookFiles, held_by_kernel, hooked
 from enforcer.host import cgroups, dmem, runtime
 from enforcer.host.files import FileError, FileVanished
-from enforcer.limits import gpu_shares, limits
+from enforcer.limits import gpu_shares, limits, pending_limits
 from enforcer.model import HostSupport, PodCgroup, Snapshot, Why
 from enforcer.plan import Actual, ancestors, plan, protections
 from enforcer.slices import Checkpoint
@@ -82,6 +83,7 @@ class Enforcer:
         self._checkpoint = Checkpoint(checkpoint)
         self._kernel = kernel
         self._devices = Devices(roots, kernel, use_dmem=use_dmem)
+        self._hook = HookFiles(roots.run / "ringfence")
         self._records: dict[str, runtime.ContainerRecord] = {}
         self._reported: frozenset[str] = frozenset()
         self._changed = threading.Condition()
@@ -162,9 +164,14 @@ class Enforcer:
         problems = [*self._devices.problems, *checkpoint_problems]
         # Both maps before the tree: an entry without a cgroup then is an entry of a dead cgroup.
         entries, ledger = self._read_maps(problems)
-        found = self._find(held, bool(held or entries or ledger), problems)
+        needed = bool(held or entries or ledger or self._hook.present)
+        found = self._find(held, needed, problems)
         wanted = limits(held, found.tree.pods, found.containers)
-        proven = self._enforce(wanted, found, entries, ledger, problems)
+        pending = pending_limits(held, found.tree.pods)
+        proven = self._enforce(wanted, pending, found, entries, ledger, problems)
+        problems.extend(self._keep_hook_files(held, wanted, found, proven))
+        if not checkpoint_problems and found.live is not None:
+            problems.extend(self._drop_hook_files(held, found))
         rows = container_usage(
             wanted,
             found.owners,
@@ -254,13 +261,14 @@ class Enforcer:
     def _enforce(
         self,
         wanted: Sequence[Limit],
+        pending: Sequence[Limit],
         found: _Found,
         entries: Mapping[tuple[int, int], int | None] | None,
         ledger: Mapping[tuple[int, int], LedgerRow],
         problems: list[str],
     ) -> dict[tuple[int, int], Protection]:
         actual = self._actual(wanted, found, entries, ledger)
-        actions = [] if found.root is None else plan(wanted, actual)
+        actions = [] if found.root is None else plan(wanted, actual, pending)
         if found.root is None or not actions:
             return protections(wanted, actual)
         outcomes = apply(actions, self._kernel.maps, found.root)
@@ -271,6 +279,21 @@ class Enforcer:
         )
         entries, _ = self._read_maps(problems)
         return protections(wanted, self._actual(wanted, found, entries, ledger), outcomes)
+
+    def _keep_hook_files(
+        self,
+        held: Sequence[Slice],
+        wanted: Sequence[Limit],
+        found: _Found,
+        proven: Mapping[tuple[int, int], Protection],
+    ) -> list[str]:
+        refusing = held_by_kernel(held, wanted, found.owners, proven)
+        return self._hook.write(held, self._devices.gpus, refusing)
+
+    def _drop_hook_files(self, held: Sequence[Slice], found: _Found) -> list[str]:
+        return self._hook.remove(
+            [one.key for one in held if hooked(one)], [pod.uid for pod in found.tree.pods]
+        )
 
     def _actual(
         self,
@@ -295,6 +318,7 @@ class Enforcer:
         return Actual(
             gate=entries,
             spent=idle - (entries or {}).keys(),
+            pending=self._kernel.pending(),
             gate_off=self._kernel.gate_off,
             regions=self._devices.regions,
             dmem_off=Why.NO_CGROUP2 if found.root is None else self._devices.dmem_off,

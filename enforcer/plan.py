@@ -64,6 +64,28 @@ class DeleteGate:
 
 
 @dataclass(frozen=True, slots=True)
+class SetPending:
+    """Enter what a container of the pod at ``limit`` may hold from the moment it is made."""
+
+    limit: Limit
+
+    def __str__(self) -> str:
+        return f"the gate's limit for new containers of /{self.limit.path} on {self.limit.bdf}"
+
+
+@dataclass(frozen=True, slots=True)
+class DeletePending:
+    """Take it out again."""
+
+    cgroup_id: int
+    gpu: int
+
+    def __str__(self) -> str:
+        gpu = pci_bdf(self.gpu)
+        return f"the gate's limit for new containers of dead cgroup {self.cgroup_id} on {gpu}"
+
+
+@dataclass(frozen=True, slots=True)
 class DeleteUsage:
     """Forget the ledger's row of a cgroup that is gone and holds nothing any more."""
 
@@ -97,7 +119,9 @@ class SetDmem:
         return f"dmem.max of /{self.path} on {self.bdf}"
 
 
-Action: TypeAlias = SetGate | DeleteGate | DeleteUsage | EnableDmem | SetDmem
+Action: TypeAlias = (
+    SetGate | DeleteGate | SetPending | DeletePending | DeleteUsage | EnableDmem | SetDmem
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +142,8 @@ class Actual:
     """The gate's limits by (cgroup id, GPU), read before the walk; None: no gate."""
     spent: frozenset[tuple[int, int]] = frozenset()
     """The ledger's rows that are all zero, read before the walk as well."""
+    pending: Mapping[tuple[int, int], int | None] = field(default_factory=dict)
+    """The gate's limits for new containers by (pod's cgroup id, GPU)."""
     gate_off: Why | None = None
     """Why the gate holds nothing although its map may be there."""
     regions: Mapping[str, str] = field(default_factory=dict)
@@ -131,9 +157,16 @@ class Actual:
     """Id of each pod and container cgroup and of its pod's; None: the walk was not complete."""
 
 
-def plan(wanted: Sequence[Limit], actual: Actual) -> list[Action]:
-    """What brings the kernel from ``actual`` to ``wanted``; empty when nothing is to be done."""
-    return [*_plan_gate(wanted, actual), *_plan_dmem(wanted, actual)]
+def plan(wanted: Sequence[Limit], actual: Actual, pending: Sequence[Limit] = ()) -> list[Action]:
+    """What brings the kernel from ``actual`` to ``wanted``; empty when nothing is to be done.
+
+    ``pending``: what is wanted for containers that do not exist yet, by pod.
+    """
+    return [
+        *_plan_gate(wanted, actual),
+        *_plan_pending(pending, actual),
+        *_plan_dmem(wanted, actual),
+    ]
 
 
 def protections(
@@ -191,6 +224,25 @@ def _plan_gate(wanted: Sequence[Limit], actual: Actual) -> list[Action]:
         for cgroup_id, gpu in sorted(actual.spent)
         if cgroup_id not in actual.live
     )
+    return actions
+
+
+def _plan_pending(pending: Sequence[Limit], actual: Actual) -> list[Action]:
+    if actual.gate is None:
+        return []
+    wanted = {limit.key: limit for limit in pending}
+    actions: list[Action] = [
+        SetPending(limit)
+        for key, limit in wanted.items()
+        if key not in actual.pending or actual.pending[key] != limit.vram_bytes
+    ]
+    if actual.live is not None:
+        # As a limit, it ends with the cgroup and not with the slice.
+        actions.extend(
+            DeletePending(cgroup_id, gpu)
+            for cgroup_id, gpu in sorted(actual.pending)
+            if cgroup_id not in actual.live
+        )
     return actions
 
 
@@ -257,6 +309,6 @@ def _reasons(outcomes: Iterable[Outcome]) -> dict[tuple[str, str, Layer], Why]:
                 reasons[path, "", Layer.DMEM] = outcome.why
             case SetDmem(path, bdf):
                 reasons[path, bdf, Layer.DMEM] = outcome.why
-            case DeleteGate() | DeleteUsage():
+            case DeleteGate() | SetPending() | DeletePending() | DeleteUsage():
                 pass
     return reasons

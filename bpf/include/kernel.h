@@ -69,6 +69,27 @@ struct file {
 	struct inode *f_inode;
 };
 
+struct kernfs_node {
+	__u64 id;
+};
+
+struct cgroup;
+
+struct cgroup_subsys_state {
+	struct cgroup *cgroup;
+	struct cgroup_subsys_state *parent;
+};
+
+struct cgroup_root {
+	int hierarchy_id;
+};
+
+struct cgroup {
+	struct cgroup_subsys_state self;
+	struct kernfs_node *kn;
+	struct cgroup_root *root;
+};
+
 struct pci_sysdata {
 	int domain;
 };

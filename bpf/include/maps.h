@@ -17,6 +17,8 @@
 #define MAX_LIMITS 16384
 /* 4.5 MiB, on demand (0.5 MiB): twice the limits, for what outlives its container. */
 #define MAX_USAGES 32768
+/* 0.6 MiB: 512 pods on 16 GPUs. */
+#define MAX_PENDING 8192
 /* 0.3 MiB: pods and containers that hold a share. */
 #define MAX_TENANTS 4096
 /* 0.1 MiB: 8 GPUs of 64 partitions, a card and a render node each. */
@@ -25,6 +27,8 @@
 #define MAX_BUFFERS   1048576
 #define MAX_RESOURCES 1048576
 #define EVENTS_BYTES  262144
+/* Room for counters to come, so that one more is no new schema. */
+#define MAX_COUNTERS 64
 
 /*
  * One tenant may hold this many buffers on a GPU, the driver's own for it included, and all of them
@@ -51,6 +55,9 @@ struct limit {
 	__u32 flags;
 	__u32 pad;
 };
+
+/* limit.flags: entered by the kernel when the cgroup was made, not yet confirmed by the daemon. */
+#define LIMIT_FROM_PENDING 1U
 
 struct usage {
 	__s64 requested; /* live buffers plus reservations: what the limit is held against */
@@ -137,6 +144,8 @@ enum counter {
 	STALE_HOLDING,
 	EVENTS_DROPPED,
 	SELF_TESTS,
+	ENTERED,
+	NOT_ENTERED,
 	COUNTERS,
 };
 
@@ -160,6 +169,7 @@ struct self_test {
 	__u32 pad;
 };
 
+_Static_assert(COUNTERS <= MAX_COUNTERS, "MAX_COUNTERS");
 _Static_assert(sizeof(struct usage) == 64, "decode.py");
 _Static_assert(sizeof(struct owners) == 48, "decode.py");
 _Static_assert(sizeof(struct holding) == 64, "decode.py");
@@ -177,6 +187,8 @@ _Static_assert(sizeof(struct event) == 80, "decode.py");
 
 PINNED_MAP(active, BPF_MAP_TYPE_ARRAY, __u32, struct acting, PARTS, 0);
 PINNED_MAP(limits, BPF_MAP_TYPE_HASH, struct ledger_key, struct limit, MAX_LIMITS, 0);
+/* What a cgroup made directly below this one may hold until the daemon knows better. */
+PINNED_MAP(pending, BPF_MAP_TYPE_HASH, struct ledger_key, struct limit, MAX_PENDING, 0);
 PINNED_MAP(usage, BPF_MAP_TYPE_HASH, struct ledger_key, struct usage, MAX_USAGES,
 	   BPF_F_NO_PREALLOC);
 /* A set of cgroups: "is the caller one of ours" without knowing a GPU. */
@@ -188,7 +200,7 @@ PINNED_MAP(builtin_majors, BPF_MAP_TYPE_HASH, __u32, __u32, 8, 0);
 PINNED_MAP(buffers, BPF_MAP_TYPE_HASH, __u64, struct holding, MAX_BUFFERS, BPF_F_NO_PREALLOC);
 PINNED_MAP(resources, BPF_MAP_TYPE_HASH, __u64, struct holding, MAX_RESOURCES, BPF_F_NO_PREALLOC);
 PINNED_MAP(population, BPF_MAP_TYPE_ARRAY, __u32, __s64, POPULATIONS, 0);
-PINNED_MAP(counters, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, __u64, COUNTERS, 0);
+PINNED_MAP(counters, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, __u64, MAX_COUNTERS, 0);
 PINNED_MAP(callers, BPF_MAP_TYPE_TASK_STORAGE, int, struct caller, 0, BPF_F_NO_PREALLOC);
 PINNED_MAP(self_test, BPF_MAP_TYPE_ARRAY, __u32, struct self_test, 1, 0);
 

@@ -10,7 +10,16 @@ import pytest
 from bpf.libbpf import BpfError
 from enforcer.apply import apply, probe_dmem
 from enforcer.model import Limit, Why, pci_key
-from enforcer.plan import DeleteGate, DeleteUsage, EnableDmem, Outcome, SetDmem, SetGate
+from enforcer.plan import (
+    DeleteGate,
+    DeletePending,
+    DeleteUsage,
+    EnableDmem,
+    Outcome,
+    SetDmem,
+    SetGate,
+    SetPending,
+)
 
 GPU = "0000:03:00.0"
 KEY = pci_key(GPU)
@@ -32,6 +41,7 @@ class Memory:
 
     def __init__(self, error: int | None = None, *, deaf: bool = False) -> None:
         self.entries: dict[tuple[int, int], int | None] = {}
+        self.pending: dict[tuple[int, int], int | None] = {}
         self.forgotten: list[tuple[int, int]] = []
         self._error = error
         self._deaf = deaf
@@ -52,6 +62,13 @@ class Memory:
     def delete_limit(self, cgroup_id: int, gpu: int, /) -> bool:
         self._check()
         return not self._deaf and self.entries.pop((cgroup_id, gpu), None) is not None
+
+    def set_pending(self, pod: int, gpu: int, limit: int | None, /) -> None:
+        self._check()
+        self.pending[pod, gpu] = limit
+
+    def delete_pending(self, pod: int, gpu: int, /) -> bool:
+        return self.pending.pop((pod, gpu), None) is not None
 
     def delete_usage(self, cgroup_id: int, gpu: int, /) -> bool:
         self.forgotten.append((cgroup_id, gpu))
@@ -103,6 +120,16 @@ def test_deleting_what_is_gone_is_done() -> None:
     actions = [DeleteGate(7, KEY), DeleteUsage(7, KEY)]
     assert apply(actions, gate, Path("/")) == [Outcome(action) for action in actions]
     assert gate.forgotten == [(7, KEY)]
+
+
+def test_what_new_containers_get_is_entered_and_taken_out() -> None:
+    gate = Memory()
+    assert apply([SetPending(LIMIT)], gate, Path("/")) == [Outcome(SetPending(LIMIT))]
+    assert gate.pending == {(100, KEY): 4096}
+    assert apply([DeletePending(100, KEY)], gate, Path("/")) == [Outcome(DeletePending(100, KEY))]
+    assert gate.pending == {}
+    (outcome,) = apply([SetPending(LIMIT)], Memory(errno.E2BIG), Path("/"))
+    assert outcome.why is Why.MAP_FULL
 
 
 def test_without_a_gate_its_actions_say_so() -> None:

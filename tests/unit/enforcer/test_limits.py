@@ -2,7 +2,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enforcer.limits import gpu_shares, limits, pod_limits
+from enforcer.limits import gpu_shares, limits, pending_limits, pod_limits
 from enforcer.model import MIB, Container, ContainerKind, Limit, PodCgroup, Share, Slice
 
 GPU = "0000:03:00.0"
@@ -130,3 +130,12 @@ def test_an_unnamed_container_never_gets_more_than_any_named_one(slices: list[Sl
     (unnamed,) = limits(slices, [], [running(None)])
     limited = [one.shares[0].vram_bytes for one in slices if one.shares[0].vram_bytes is not None]
     assert unnamed.vram_bytes == (min(limited) if limited else None)
+
+
+def test_a_container_not_made_yet_may_hold_the_pods_smallest_share_of_each_gpu() -> None:
+    slices = [make("a", gib(4), gib(None, OTHER)), make("b", gib(2)), make("x", gib(1), uid="x")]
+    bare = PodCgroup("uid-b", "kubepods/podb", 101)
+    assert pending_limits(slices, [POD, bare]) == [
+        Limit(POD.path, 100, GPU, 2 << 30),
+        Limit(POD.path, 100, OTHER, None),
+    ]

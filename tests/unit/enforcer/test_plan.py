@@ -9,11 +9,13 @@ from enforcer.model import Layer, LayerState, Limit, Protection, Why, pci_key
 from enforcer.plan import (
     Actual,
     DeleteGate,
+    DeletePending,
     DeleteUsage,
     EnableDmem,
     Outcome,
     SetDmem,
     SetGate,
+    SetPending,
     ancestors,
     dmem_value,
     headroom,
@@ -111,6 +113,18 @@ def test_an_empty_usage_row_goes_with_its_cgroup_and_not_before() -> None:
     assert plan([POD, CONTAINER], actual) == [DeleteUsage(7, KEY)]
 
 
+def test_what_new_containers_get_is_entered_once_and_goes_with_the_pods_cgroup() -> None:
+    assert plan([POD, CONTAINER], HELD, [POD]) == [SetPending(POD)]
+    entered = replace(HELD, pending={POD.key: POD.vram_bytes, (7, KEY): 1})
+    assert plan([POD, CONTAINER], entered, [POD]) == [DeletePending(7, KEY)]
+    assert plan([POD, CONTAINER], replace(entered, live=None), [POD]) == []
+    assert plan([POD, CONTAINER], replace(entered, live=None), [replace(POD, vram_bytes=None)]) == [
+        SetPending(replace(POD, vram_bytes=None))
+    ]
+    # The slice has left the checkpoint; the pod lives.
+    assert plan([], replace(HELD, pending={POD.key: POD.vram_bytes})) == []
+
+
 def test_without_a_gate_only_dmem_is_planned() -> None:
     actual = replace(HELD, gate=None, gate_off=Why.NOT_LOADED, maximum={})
     assert all(isinstance(action, SetDmem) for action in plan([POD], actual))
@@ -205,6 +219,11 @@ def test_once_planned_and_done_nothing_is_left_to_do(
     [
         (SetGate(POD), "the gate's limit of /kubepods/poda on 0000:03:00.0"),
         (DeleteGate(7, KEY), "the gate's limit of dead cgroup 7 on 0000:03:00.0"),
+        (SetPending(POD), "the gate's limit for new containers of /kubepods/poda on 0000:03:00.0"),
+        (
+            DeletePending(7, KEY),
+            "the gate's limit for new containers of dead cgroup 7 on 0000:03:00.0",
+        ),
         (DeleteUsage(7, KEY), "the ledger's row of dead cgroup 7 on 0000:03:00.0"),
         (EnableDmem(""), "+dmem in cgroup.subtree_control of /"),
         (SetDmem("a/b", GPU, REGION, None), "dmem.max of /a/b on 0000:03:00.0"),

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import struct
 import time
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +16,7 @@ import pytest
 
 from bpf import loader
 from bpf.libbpf import BpfError
-from enforcer.model import MIB, Gpu, pci_key
+from enforcer.model import MIB
 from tests.vm.guest.caller import (
     ALLOC_AQL,
     ALLOC_GTT,
@@ -26,108 +25,27 @@ from tests.vm.guest.caller import (
     DOMAIN_VRAM,
     GEM_CREATE,
     KFD_ALLOC,
-    Caller,
 )
+from tests.vm.guest.gatenode import CGROUPS, OBJECTS, PINS, Node, fresh_node, loaded_parts, settled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from bpf.decode import LedgerUsage
+    from enforcer.model import Gpu
 
-OBJECTS: Final = Path(loader.__file__).parent
-PINS: Final = Path("/sys/fs/bpf/gate-test/1")
-CGROUPS: Final = Path("/sys/fs/cgroup")
 PAGE: Final = 4096
-
-
-def settled(condition: Callable[[], bool]) -> bool:
-    """Whether it comes true within 10 s: frees run in kernel threads."""
-    end = time.monotonic() + 10
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.02)
-    return True
-
-
-@dataclass
-class Node:
-    """A loaded gate and ledger, and cgroups made for one test."""
-
-    maps: loader.Maps
-    gpus: list[Gpu]
-    stack: contextlib.ExitStack
-
-    @property
-    def gpu(self) -> int:
-        return pci_key(self.gpus[0].bdf)
-
-    @property
-    def render(self) -> str:
-        return f"/dev/dri/renderD{self.gpus[0].render}"
-
-    @property
-    def kfd_id(self) -> int:
-        return self.gpus[0].kfd_id
-
-    def cgroup(self, name: str, limit: int | None = None, *, whole: bool = False) -> Path:
-        """A cgroup, with a limit on the first GPU if one is given."""
-        path = CGROUPS / name
-        path.mkdir()
-        self.stack.callback(self._remove, path)
-        if limit is not None or whole:
-            self.maps.set_limit(path.stat().st_ino, self.gpu, limit)
-        return path
-
-    def _remove(self, path: Path) -> None:
-        number = path.stat().st_ino
-        settled(lambda: not (path / "cgroup.procs").read_text())
-        for gpu in self.gpus:
-            key = pci_key(gpu.bdf)
-            self.maps.delete_limit(number, key)
-            assert settled(partial(self._forgotten, number, key)), self.maps.usage()
-        path.rmdir()
-
-    def _forgotten(self, cgroup: int, key: int) -> bool:
-        return (cgroup, key) not in self.maps.usage() or self.maps.delete_usage(cgroup, key)
-
-    def caller(self, cgroup: Path) -> Caller:
-        """A process there with the first GPU's files open, as ROCr opens them."""
-        caller = self.stack.enter_context(Caller(cgroup))
-        caller.do("open", self.render)
-        caller.do("open", "/dev/kfd")
-        caller.do("acquire", self.render, self.kfd_id)
-        return caller
-
-    def usage(self, cgroup: Path, gpu: int | None = None) -> LedgerUsage:
-        return self.maps.usage()[cgroup.stat().st_ino, self.gpu if gpu is None else gpu]
-
-    def counted(self, name: str) -> int:
-        return self.maps.counters()[name]
 
 
 @pytest.fixture(scope="module")
 def loaded() -> Iterator[None]:
-    loader.load_gate(OBJECTS / "gate.bpf.o", PINS)
-    loader.load_ledger(OBJECTS / "ledger.bpf.o", PINS)
-    yield
-    loader.unload(PINS)
-    assert not PINS.exists()
+    with loaded_parts():
+        yield
 
 
 @pytest.fixture
 def node(loaded: None, gpus: list[Gpu]) -> Iterator[Node]:
-    with loader.open_maps(PINS) as maps, contextlib.ExitStack() as stack:
-        by_minor = {gpu.render: pci_key(gpu.bdf) for gpu in gpus}
-        by_minor |= {gpu.card: pci_key(gpu.bdf) for gpu in gpus if gpu.card is not None}
-        maps.set_gpus({gpu.kfd_id: pci_key(gpu.bdf) for gpu in gpus}, by_minor)
-        maps.events()
-        yield Node(maps, gpus, stack)
-    with loader.open_maps(PINS) as maps:
-        assert maps.usage() == {}
-        assert maps.limits() == {}
-        assert maps.fill()["buffers"][0] == 0
-        assert maps.fill()["resources"][0] == 0
+    with fresh_node(gpus) as made:
+        yield made
 
 
 class TestTheByte:
@@ -508,13 +426,12 @@ class TestMaps:
         try:
             for number in range(room):
                 node.maps.set_limit(1 << 40 | number, node.gpu, 1)
-            with pytest.raises(BpfError, match="tenants: the map is full"):
+            with pytest.raises(BpfError, match="tenants: the map is full") as full:
                 node.maps.set_limit(1 << 41, node.gpu, 1)
+            assert full.value.errno == errno.E2BIG
             assert node.maps.fill()["tenants"] == (room, room)
         finally:
-            for cgroup, gpu in list(node.maps.limits()):
-                node.maps._lib.delete(node.maps._maps["limits"].fd, _key(cgroup, gpu))
-                node.maps._lib.delete(node.maps._maps["tenants"].fd, cgroup.to_bytes(8, "little"))
+            _empty(node)
 
     def test_usage_that_holds_something_or_has_a_limit_stays(self, node: Node) -> None:
         box = node.cgroup("box", MIB)
@@ -528,6 +445,81 @@ class TestMaps:
         caller.do("gem_close", node.render, handle)
         caller.end()
         assert settled(lambda: node.maps.delete_usage(number, node.gpu))
+
+
+class TestACgroupThatIsMade:
+    def test_has_its_pods_pending_limits_when_mkdir_returns(self, node: Node) -> None:
+        pod = node.cgroup("pod", 24 * MIB)
+        number = pod.stat().st_ino
+        node.maps.set_pending(number, node.gpu, 8 * MIB)
+        entered = node.counted("entered")
+        box = node.cgroup("pod/box")
+        assert node.maps.limits()[box.stat().st_ino, node.gpu] == 8 * MIB
+        assert node.counted("entered") == entered + 1
+        caller = node.caller(box)
+        caller.do("kfd_alloc", node.kfd_id, 8 * MIB)
+        assert caller.refused("gem_create", node.render, PAGE) == "ENOMEM"
+        assert node.usage(pod).requested == node.usage(box).requested == 8 * MIB
+        node.maps.set_limit(box.stat().st_ino, node.gpu, 9 * MIB)
+        caller.do("gem_create", node.render, MIB)
+
+    def test_on_every_gpu_of_the_pod_and_not_limited_where_the_share_is_whole(
+        self, node: Node
+    ) -> None:
+        pod = node.cgroup("pod", MIB)
+        for gpu in node.keys:
+            node.maps.set_limit(pod.stat().st_ino, gpu, None)
+            node.maps.set_pending(pod.stat().st_ino, gpu, None)
+        box = node.cgroup("pod/box")
+        limits = node.maps.limits()
+        assert {limits[box.stat().st_ino, gpu] for gpu in node.keys} == {None}
+        for gpu in node.keys:
+            assert node.maps.delete_pending(pod.stat().st_ino, gpu)
+            assert not node.maps.delete_pending(pod.stat().st_ino, gpu)
+        later = node.cgroup("pod/later")
+        assert later.stat().st_ino not in {cgroup for cgroup, _ in node.maps.limits()}
+
+    def test_only_directly_below_the_pod(self, node: Node) -> None:
+        pod = node.cgroup("pod", MIB)
+        node.maps.set_pending(pod.stat().st_ino, node.gpu, MIB)
+        below = node.cgroup("pod/box").stat().st_ino
+        inner = node.cgroup("pod/box/inner").stat().st_ino
+        holders = {cgroup for cgroup, _ in node.maps.limits()}
+        assert below in holders
+        assert inner not in holders
+
+    def test_loses_its_entries_when_it_goes_whether_or_not_a_daemon_runs(self, node: Node) -> None:
+        pod = node.cgroup("pod", MIB)
+        node.maps.set_pending(pod.stat().st_ino, node.gpu, MIB)
+        for number in range(200):
+            (CGROUPS / f"pod/box{number}").mkdir()
+        assert node.maps.fill()["limits"][0] == 201
+        for number in range(200):
+            (CGROUPS / f"pod/box{number}").rmdir()
+        assert node.maps.fill()["limits"][0] == node.maps.fill()["tenants"][0] == 1
+
+    def test_with_the_map_full_is_held_by_its_pod_alone_and_counted(self, node: Node) -> None:
+        pod = node.cgroup("pod", MIB)
+        node.maps.set_pending(pod.stat().st_ino, node.gpu, MIB)
+        room = node.maps.fill()["tenants"][1]
+        before = node.counted("not_entered")
+        try:
+            for number in range(room - 1):
+                node.maps.set_limit(1 << 40 | number, node.gpu, 1)
+            box = node.cgroup("pod/box")
+            assert node.counted("not_entered") > before
+            assert (box.stat().st_ino, node.gpu) not in node.maps.limits()
+            assert node.caller(box).refused("gem_create", node.render, 2 * MIB) == "ENOMEM"
+        finally:
+            _empty(node, keep=pod.stat().st_ino)
+
+
+def _empty(node: Node, keep: int | None = None) -> None:
+    """As many ``delete_limit`` would take minutes: each looks through all."""
+    for cgroup, gpu in list(node.maps.limits()):
+        if cgroup != keep:
+            node.maps._lib.delete(node.maps._maps["limits"].fd, _key(cgroup, gpu))
+            node.maps._lib.delete(node.maps._maps["tenants"].fd, cgroup.to_bytes(8, "little"))
 
 
 def _key(cgroup: int, gpu: int) -> bytes:
