@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 
 from tests.testbed import client
 from tests.testbed.cache import Cache, Report, StepError
+from tests.testbed.stopping import stop_by_exception
 from tests.testbed.vm import NodeOptions, VmError, run_vm
 
 _SECONDS = 600.0
@@ -15,9 +17,11 @@ _SECONDS = 600.0
 
 def main(kernel: str) -> int:
     """The exit status of the guest's half on kernel line ``kernel``."""
+    stop_by_exception()
     cache = Cache.from_environment(os.environ)
     report = Report()
     logs = cache.root / "results" / f"demo-{kernel}"
+    shutil.rmtree(logs, ignore_errors=True)
     try:
         return run_vm(
             ["python", "-m", "tests.vm.guest.demo"],

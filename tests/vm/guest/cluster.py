@@ -69,12 +69,20 @@ class Cluster:
         self._open.callback(_end, self.enforcer)
         self.plugin.spawn()
         self._open.callback(_end, self.plugin)
-        self.kubelet.wait_devices(RESOURCE, lambda ids: "Healthy" in ids.values(), timeout=180)
+        wait_for("healthy devices in kubelet's view", self._offered, 180)
         wait_for("the node annotation", lambda: self.registered() != [])
         return self
 
     def __exit__(self, *_: object) -> None:
         self._open.close()
+
+    def _offered(self) -> bool:
+        assert self.plugin.alive(), f"the device plugin ended:\n{self.plugin.log.read_text()}"
+        try:
+            self.kubelet.wait_devices(RESOURCE, lambda ids: "Healthy" in ids.values(), timeout=1)
+        except TimeoutError:
+            return False
+        return True
 
     def registered(self) -> list[dict[str, object]]:
         """The GPUs in the node's register annotation, as a scheduler reads them."""

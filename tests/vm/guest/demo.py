@@ -118,6 +118,9 @@ def _play(script: Script, cluster: Cluster, gpu: Gpu) -> None:
     )
     refused = {row.pod for row in rows if row.usage.refusals}
     script.check(refused == {"pod-a", "pod-b"}, "and that both were refused more")
+    enforcer, plugin = (one.rss() // MIB for one in (cluster.enforcer, cluster.plugin))
+    script.say(f"  resident memory: enforcer {enforcer} MiB, device plugin {plugin} MiB")
+    script.check(enforcer <= 96 and plugin <= 80, "within 96 and 80 MiB")
     lines = _metric_lines(cluster)
     script.say()
     for line in lines:
