@@ -9,8 +9,10 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from xml.etree import ElementTree
 
 from tests.testbed import client
 from tests.testbed.cache import Cache, Report, StepError
+from tests.testbed.stopping import stop_by_exception
 from tests.testbed.vm import PROJECT, NodeOptions, VmError, run_vm
 
 if TYPE_CHECKING:
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 
 _PYTEST = ("python", "-m", "pytest", "-p", "no:cacheprovider")
 _GUEST_SECONDS = 1800.0
+_STOP_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,29 +126,78 @@ def main(argv: Sequence[str]) -> int:
     cache = Cache.from_environment(os.environ)
     report = Report()
     chosen = [tier for tier in TIERS if tier.name in wanted]
-    lanes = [
-        [tier for tier in chosen if tier.node is None],
-        [tier for tier in chosen if tier.node is not None],
-    ]
-    with ThreadPoolExecutor(len(lanes)) as pool:
-        outcomes = [
-            pair
-            for lane in pool.map(
-                lambda lane: [_outcome(tier, cache, report) for tier in lane], lanes
-            )
-            for pair in lane
-        ]
+    stop_by_exception()
+    here = Here()
+    with ThreadPoolExecutor(1) as pool:
+        beside = pool.submit(
+            lambda: [_outcome(tier, cache, report, here) for tier in chosen if tier.node is None]
+        )
+        try:
+            # In the main thread, where a signal arrives: it ends the machine on its way out.
+            nodes = [_outcome(tier, cache, report, here) for tier in chosen if tier.node]
+            outcomes = [*beside.result(), *nodes]
+        except BaseException:
+            here.stop()
+            raise
     print(table(dict(outcomes)), flush=True)
     return 0 if all(one.green for _, one in outcomes) else 1
 
 
-def _outcome(tier: Tier, cache: Cache, report: Report) -> tuple[str, Outcome]:
+def _outcome(tier: Tier, cache: Cache, report: Report, here: Here) -> tuple[str, Outcome]:
     report(f"tier {tier.name}: {tier.what}")
     try:
-        return tier.name, _run(tier, cache, report)
+        # Two at once would take each other's results away.
+        with cache.lock(f"tier-{tier.name}", cache.step(tier.name, report, f"{tier.name}.log")):
+            return tier.name, _run(tier, cache, report, here)
     except (StepError, VmError) as error:
         report(f"tier {tier.name}: {error}")
         return tier.name, Outcome(error=str(error).splitlines()[0])
+
+
+class Here:
+    """Commands on this machine, one at a time, until told to stop."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stopped = False
+
+    def run(
+        self,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        show: Callable[[bytes], object],
+    ) -> int:
+        """The exit status. Raises StepError if there is nothing to be begun any more."""
+        with self._lock:
+            if self._stopped:
+                raise StepError("stopped before it began")
+            self._process = process = subprocess.Popen(
+                argv,
+                cwd=PROJECT,
+                env={**os.environ, **environment},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                # A terminal's Ctrl-C is passed on by `stop`, once.
+                start_new_session=True,
+            )
+        with process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                show(line)
+        return process.returncode
+
+    def stop(self, seconds: float = _STOP_SECONDS) -> None:
+        """Let the command clean up, and end it and what it left if it takes longer."""
+        with self._lock:
+            self._stopped = True
+        if self._process is None or self._process.poll() is not None:
+            return
+        self._process.send_signal(signal.SIGINT)
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
 
 
 class Prefixed:
@@ -170,7 +223,7 @@ def _show(data: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
-def _run(tier: Tier, cache: Cache, report: Report) -> Outcome:
+def _run(tier: Tier, cache: Cache, report: Report, here: Here) -> Outcome:
     results = cache.root / "results" / tier.name
     shutil.rmtree(results, ignore_errors=True)
     results.mkdir(parents=True)
@@ -180,17 +233,7 @@ def _run(tier: Tier, cache: Cache, report: Report) -> Outcome:
     show = Prefixed(tier.name, _show)
     started = time.monotonic()
     if tier.node is None:
-        with subprocess.Popen(
-            [sys.executable, *command[1:]],
-            cwd=PROJECT,
-            env={**os.environ, **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        ) as process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                show(line)
-        status = process.returncode
+        status = here.run([sys.executable, *command[1:]], environment, show)
     else:
         status = run_vm(
             command,

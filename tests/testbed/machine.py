@@ -211,16 +211,22 @@ class _Session:
             if not data:
                 selector.unregister(key.fileobj)
             elif key.data == qemu.CONTROL_PORT:
-                before = control.started
-                control.feed(data)
-                if control.started and not before:
-                    self.boot_s = time.monotonic() - self.started
+                self._hear(control, data)
             elif output := streams[key.data].feed(data):
                 self.sinks[key.data](output)
         if control.failure is not None:
             raise VmError(f"the virtual node: {control.failure}", _text(self.log))
         if not selector.get_map():
             raise self._ended_early()
+
+    def _hear(self, control: Control, data: bytes) -> None:
+        before = control.started
+        try:
+            control.feed(data)
+        except ValueError as error:
+            raise VmError(str(error), _text(self.log)) from error
+        if control.started and not before:
+            self.boot_s = time.monotonic() - self.started
 
     def _ended_early(self) -> VmError:
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from tests.testbed import image, kernels, kmodule, packages, stock, venv
 from tests.testbed.cache import Cache, Report, StepError
+from tests.testbed.stopping import stop_by_exception
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import FrameType
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -80,8 +79,7 @@ def main(argv: Sequence[str]) -> int:
         wanted = wishes(options.steps)
     except ValueError as error:
         parser.error(str(error))
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _stop)
+    stop_by_exception()
     cache = Cache.from_environment(os.environ)
     report = Report()
     try:
@@ -114,8 +112,3 @@ def _do(wish: Wish, cache: Cache, report: Report, *, refresh: bool) -> None:
 
 def _every(step: str) -> list[Wish]:
     return [Wish(step, name) for name in _NAMES[step]] or [Wish(step)]
-
-
-def _stop(number: int, _frame: FrameType | None) -> None:
-    # An exception, so that every tool started is ended on the way out.
-    sys.exit(128 + number)

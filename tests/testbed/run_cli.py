@@ -5,17 +5,16 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.testbed import kernels, stock, vm
 from tests.testbed.cache import Cache, StepError
+from tests.testbed.stopping import stop_by_exception
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import FrameType
 
 EXIT_TIMEOUT = 124
 """As timeout(1)."""
@@ -76,8 +75,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> int:
     """Run it; the exit status is the result."""
     options = parse(argv)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _stop)
+    stop_by_exception()
     cache = Cache.from_environment(os.environ)
     log = options.log or _new_log(cache)
     out = os.environ.get("RINGFENCE_OUT")
@@ -118,11 +116,6 @@ def _node_options(options: argparse.Namespace) -> vm.NodeOptions:
         memory_mib=options.memory,
         python_image=not options.no_python_image,
     )
-
-
-def _stop(number: int, _frame: FrameType | None) -> None:
-    # An exception, so that every `finally` on the way out runs and the machine is ended.
-    sys.exit(128 + number)
 
 
 def _write(descriptor: int, data: bytes) -> None:

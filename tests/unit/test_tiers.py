@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.tiers import TIERS, Outcome, Prefixed, main, outcome, table
+from tests.testbed.cache import StepError
+from tests.tiers import TIERS, Here, Outcome, Prefixed, main, outcome, table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,3 +72,32 @@ def test_an_unknown_tier_is_refused_by_name(capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(SystemExit):
         main(["no-such"])
     assert "no-such" in capsys.readouterr().err
+
+
+def test_a_command_s_lines_and_status_come_back() -> None:
+    lines: list[bytes] = []
+    assert Here().run(["sh", "-c", "echo $WORD; echo two >&2; exit 3"], {"WORD": "1"}, lines.append)
+    assert lines == [b"1\n", b"two\n"]
+
+
+@pytest.mark.parametrize(
+    ("script", "status"),
+    [
+        ("trap 'echo cleaned up; exit 5' INT; echo up; while :; do sleep 0.1; done", 5),
+        ("trap '' INT; echo up; while :; do sleep 0.1; done", -9),
+    ],
+    ids=["cleans up", "does not hear"],
+)
+def test_stopping_ends_the_command_and_begins_no_other(script: str, status: int) -> None:
+    here, up = Here(), threading.Event()
+    found: list[int] = []
+    thread = threading.Thread(
+        target=lambda: found.append(here.run(["sh", "-c", script], {}, lambda _: up.set()))
+    )
+    thread.start()
+    assert up.wait(10)
+    here.stop(seconds=1)
+    thread.join(10)
+    assert found == [status]
+    with pytest.raises(StepError, match="stopped"):
+        here.run(["true"], {}, print)

@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+from bpf import loader
 from tests.testbed import btf_compare
 from tests.testbed.btf_compare import Difference, Points, PointsError, compare, read_points
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @dataclass
@@ -118,3 +117,28 @@ def test_a_file_that_is_not_there_is_status_2(
     argv = ["--sim", gone, "--sim-vmlinux", gone, "--stock", gone, "--stock-vmlinux", gone]
     assert btf_compare.main(argv) == 2
     assert gone in capsys.readouterr().err
+
+
+def test_the_list_has_every_driver_function_our_bpf_attaches_to() -> None:
+    """The kernel's own are not compared: security_*, and TTM's, which the simulation uses too."""
+    folder = Path(loader.__file__).parent
+    sections = [
+        section
+        for source in folder.glob("*.bpf.c")
+        for section in re.findall(r'SEC\("(?:fentry|fexit|fmod_ret)/(\w+)"\)', source.read_text())
+    ]
+    driver = {name for name in sections if not name.startswith(("security_", "ttm_"))}
+    assert "amdgpu_bo_create" in driver
+    assert driver <= set(read_points(btf_compare.POINTS).functions)
+
+
+def test_the_list_has_every_driver_structure_our_bpf_reads() -> None:
+    header = (Path(loader.__file__).parent / "include/kernel.h").read_text()
+    read = {
+        (structure, member)
+        for structure, body in re.findall(r"struct (amdgpu_\w+) {\n(.*?)\n};", header, re.DOTALL)
+        for member in re.findall(r"(\w+);", body)
+    }
+    points = read_points(btf_compare.POINTS)
+    assert ("amdgpu_bo", "tbo") in read
+    assert read <= {(name, member) for name, held in points.members.items() for member in held}
