@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pages can be found from the README, their links lead somewhere, what they quote is so."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from bpf.tools import vramsnoop
+
+ROOT = Path(__file__).resolve().parents[3]
+README = ROOT / "README.md"
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+
+
+def test_every_page_is_linked_from_the_readme() -> None:
+    linked = {README.parent / target for target in LINK.findall(README.read_text())}
+    assert PAGES
+    assert [page.name for page in PAGES if page not in linked] == []
+
+
+@pytest.mark.parametrize("page", [README, *PAGES], ids=lambda page: page.name)
+def test_every_link_leads_to_a_file(page: Path) -> None:
+    targets = LINK.findall(page.read_text())
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def test_the_options_of_vramsnoop_are_those_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = vramsnoop.parser().format_help()
+    assert text[text.index("options:") :] in (ROOT / "docs/trace.md").read_text()
