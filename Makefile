@@ -3,6 +3,8 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 CACHE ?= $(or $(RINGFENCE_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ringfence)
+# One place for all, however it was named.
+export RINGFENCE_CACHE := $(CACHE)
 BIN := $(CACHE)/venv/bin
 PYTHON := $(BIN)/python
 CLANG ?= $(or $(shell command -v clang clang-20 clang-19 clang-18 clang-17 clang-16 clang-15 \

@@ -149,7 +149,7 @@ def _outcome(tier: Tier, cache: Cache, report: Report, here: Here) -> tuple[str,
         # Two at once would take each other's results away.
         with cache.lock(f"tier-{tier.name}", cache.step(tier.name, report, f"{tier.name}.log")):
             return tier.name, _run(tier, cache, report, here)
-    except (StepError, VmError) as error:
+    except (StepError, VmError, OSError) as error:
         report(f"tier {tier.name}: {error}")
         return tier.name, Outcome(error=str(error).splitlines()[0])
 

@@ -8,6 +8,7 @@ import dataclasses
 import fcntl
 import hashlib
 import os
+import pwd
 import re
 import shutil
 import subprocess
@@ -143,8 +144,10 @@ class Cache:
         """$RINGFENCE_CACHE, or "ringfence" in the user's cache directory (XDG base directories)."""
         if chosen := environ.get("RINGFENCE_CACHE"):
             return cls(Path(chosen).absolute())
-        base = environ.get("XDG_CACHE_HOME") or str(Path(environ.get("HOME", "/root"), ".cache"))
-        return cls(Path(base, "ringfence").absolute())
+        if base := environ.get("XDG_CACHE_HOME"):
+            return cls(Path(base, "ringfence").absolute())
+        home = environ.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir
+        return cls(Path(home, ".cache", "ringfence").absolute())
 
     def place(self, kind: str, name: str, key: str) -> Path:
         """Where the result of a step is, once it is there."""

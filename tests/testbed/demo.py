@@ -34,7 +34,7 @@ def main(kernel: str) -> int:
             cache=cache,
             report=report,
         ).returncode
-    except (StepError, VmError) as error:
+    except (StepError, VmError, OSError) as error:
         print(f"ringfence demo: {error}", file=sys.stderr)
         return 1
 

@@ -77,9 +77,10 @@ def main(argv: Sequence[str]) -> int:
     options = parse(argv)
     stop_by_exception()
     cache = Cache.from_environment(os.environ)
-    log = options.log or _new_log(cache)
     out = os.environ.get("RINGFENCE_OUT")
+    log: Path | None = None
     try:
+        log = options.log or _new_log(cache)
         result = vm.run_vm(
             options.command,
             _node_options(options),
@@ -95,7 +96,7 @@ def main(argv: Sequence[str]) -> int:
     except vm.VmError as error:
         print(f"{error}\nits whole log is in {log}", file=sys.stderr)
         return EXIT_TIMEOUT if isinstance(error, vm.VmTimeoutError) else EXIT_NODE_FAILED
-    except (StepError, ValueError) as error:
+    except (StepError, ValueError, OSError) as error:
         print(f"tests/testbed/run: {error}", file=sys.stderr)
         return EXIT_NODE_FAILED
     return result.returncode

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import signal
 import subprocess
 import sys
@@ -43,6 +44,8 @@ def test_place_is_the_environment_s_choice_then_xdg_then_home() -> None:
         "/b/ringfence"
     )
     assert Cache.from_environment({"HOME": "/c"}).root == Path("/c/.cache/ringfence")
+    home = Path(pwd.getpwuid(os.getuid()).pw_dir)
+    assert Cache.from_environment({}).root == home / ".cache/ringfence"
 
 
 def test_digest_tells_apart_what_joined_text_does_not() -> None:

@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from tests.testbed import run_cli
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_everything_after_the_dashes_is_the_command() -> None:
@@ -42,3 +47,16 @@ def test_a_bad_command_line_ends_with_status_2(
         run_cli.parse(argv)
     assert caught.value.code == 2
     assert "error:" in capsys.readouterr().err
+
+
+def test_a_cache_that_cannot_be_written_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("RINGFENCE_CACHE", str(tmp_path / "file"))
+    monkeypatch.setattr(run_cli, "stop_by_exception", lambda: None)
+    assert run_cli.main(["--", "true"]) == run_cli.EXIT_NODE_FAILED
+    message = capsys.readouterr().err
+    assert message.startswith("tests/testbed/run: ")
+    assert str(tmp_path / "file") in message
+    assert message.count("\n") == 1
