@@ -152,7 +152,7 @@ def test_a_static_program_starts(limited: Container) -> None:
 @pytest.mark.parametrize("library", [JEMALLOC, TCMALLOC])
 def test_other_allocators_preloaded_start_and_are_held(limited: Container, library: str) -> None:
     if not Path(library).exists():
-        pytest.skip("needs the packages libjemalloc2 and libgoogle-perftools4")
+        pytest.skip("needs the packages libjemalloc2 and libgoogle-perftools-dev")
     result = limited.hip("malloc=3000", "malloc=1000", env={"LD_PRELOAD": library, **TUNABLE})
     assert (result.code, result.lines) == (0, [*HELD, "malloc 0"])
 
@@ -162,7 +162,7 @@ def test_programs_linked_with_other_allocators_start_and_are_held(
     limited: Container, built: Path, library: str, name: str
 ) -> None:
     if not Path(library).exists():
-        pytest.skip("needs the packages libjemalloc2 and libgoogle-perftools4")
+        pytest.skip("needs the packages libjemalloc2 and libgoogle-perftools-dev")
     source = Path(__file__).parent / "programs" / "procaddress.c"
     subprocess.run(
         ["cc", "-D_GNU_SOURCE", "-D__HIP_PLATFORM_AMD__", source, "-Wl,--no-as-needed", library,

@@ -20,6 +20,7 @@ NAMES = ("6.1", "6.12", "newest")
 _RECIPE = "1"
 _DEBIAN_IMAGE = r"linux-image-(\d[\d.]*(?:-\d+)?)(?:\+deb\d+)?-amd64"
 _UBUNTU_IMAGE = r"linux-image-(\d[\d.]*-\d+)-generic"
+_UBUNTU = re.compile(_UBUNTU_IMAGE)
 _FOLLOWED = ("linux-modules-", "linux-binary-")
 """Newer kernels come in parts; these hold the image and the modules."""
 
@@ -40,9 +41,9 @@ def prepare(cache: Cache, name: str, report: Report, *, refresh: bool = False) -
         return found
     step = cache.step(f"stock {name}", report, f"stock-{name}-packages.log")
     archive = apt.open_archive(cache, step, refresh=refresh)
-    package = archive.show(choose(name, archive.names("^linux-image-[0-9]")))
-    parts = [part for part in package.depends if part.startswith(_FOLLOWED)]
-    packages = [package, *(archive.show(part) for part in parts)]
+    names = archive.names("^linux-(image|modules-extra)-[0-9]")
+    package = archive.show(choose(name, names))
+    packages = [package, *(archive.show(part) for part in _parts(package, names))]
     key = digest(_RECIPE, *(f"{part.name}={part.version}" for part in packages))
 
     def make(into: Path, step: Step) -> None:
@@ -68,12 +69,29 @@ def choose(name: str, names: Sequence[str]) -> str:
     if name not in NAMES:
         raise StepError(f"stock kernel: expected one of {', '.join(NAMES)}, found {name!r}")
     line = () if name == "newest" else apt.numbers(name)
-    found = apt.newest(names, _DEBIAN_IMAGE, line=line) or apt.newest(
-        names, _UBUNTU_IMAGE, line=line
-    )
+    found = apt.newest(names, _DEBIAN_IMAGE, line=line)
+    if apt.newest(names, _DEBIAN_IMAGE) is None:
+        found = _of_ubuntu(name, names)
     if found is None:
         raise StepError(f"stock {name}: the archive in reach has no such linux-image package")
     return found
+
+
+def _of_ubuntu(name: str, names: Sequence[str]) -> str | None:
+    """For 6.1 the oldest line, for 6.12 the newest whose amdgpu has no dmem, and the newest."""
+    lines = sorted(apt.numbers(match[1])[:2] for match in map(_UBUNTU.fullmatch, names) if match)
+    if not lines:
+        return None
+    if name == "6.1":
+        return apt.newest(names, _UBUNTU_IMAGE, line=lines[0])
+    return apt.newest(names, _UBUNTU_IMAGE, below=(6, 15) if name == "6.12" else None)
+
+
+def _parts(package: apt.Package, names: Sequence[str]) -> list[str]:
+    """The packages that hold its image and modules; on Ubuntu amdgpu is among the extra ones."""
+    parts = [part for part in package.depends if part.startswith(_FOLLOWED)]
+    extra = package.name.replace("linux-image-", "linux-modules-extra-")
+    return [*parts, *({extra} & set(names) - set(parts))]
 
 
 def _record(cache: Cache, name: str) -> Path:

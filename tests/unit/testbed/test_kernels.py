@@ -95,6 +95,25 @@ def test_stock_kernel_is_the_newest_plain_one_of_its_line(name: str, found: str)
     assert stock.choose(name, IMAGES) == found
 
 
+UBUNTU_IMAGES = [
+    *(f"linux-image-{version}-generic" for version in ("6.8.0-31", "6.8.0-87", "6.11.0-29")),
+    *("linux-image-6.14.0-37-generic", "linux-image-6.17.0-14-generic"),
+    *("linux-image-6.8.0-99-lowlatency", "linux-modules-extra-6.8.0-87-generic"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("6.1", "linux-image-6.8.0-87-generic"),
+        ("6.12", "linux-image-6.14.0-37-generic"),
+        ("newest", "linux-image-6.17.0-14-generic"),
+    ],
+)
+def test_ubuntu_s_lines_take_the_places_of_debian_s(name: str, found: str) -> None:
+    assert stock.choose(name, UBUNTU_IMAGES) == found
+
+
 def test_a_stock_kernel_out_of_reach_is_told_so() -> None:
     with pytest.raises(StepError, match=r"stock 6\.12"):
         stock.choose("6.12", IMAGES[:1])
