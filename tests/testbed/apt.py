@@ -231,7 +231,10 @@ class Archive:
             return None
 
     def fetch_index(self, source: str, step: Step) -> None:
-        """Write the configuration and fetch the index of every suite that the mirror has."""
+        """Write the configuration and fetch the index of every suite that the mirror has.
+
+        Raises StepError if there is none, neither fetched now nor before.
+        """
         parts = self.root / "sources.list.d"
         for path in (parts, self.root / "lists" / "partial", self.root / "archives" / "partial"):
             path.mkdir(parents=True, exist_ok=True)
@@ -243,6 +246,12 @@ class Archive:
         except StepError as error:
             # A mirror may lack one suite; whether what we want is there shows when it is asked for.
             step.say(f"not every suite could be fetched: {str(error).splitlines()[-1].strip()}")
+        # apt-get takes a mirror that does not answer for a warning.
+        if not any((self.root / "lists").glob("*_Packages*")):
+            raise StepError(
+                f"{step.name}: expected the package index of a suite, found none at the mirror; "
+                f"does `apt-get update` work here? What it said is in {step.log}"
+            )
         (self.root / "fetched").touch()
 
     def _environment(self) -> dict[str, str]:

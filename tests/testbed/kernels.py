@@ -102,7 +102,8 @@ def choose(line: str, names: Sequence[str]) -> str:
     if found is None:
         raise StepError(
             f"kernel {line}: expected a package linux-source-{wanted} in the archive, found "
-            f"{', '.join(names) or 'no linux-source package'}"
+            f"{', '.join(names) or 'no linux-source package'}; "
+            "`tests/testbed/prepare --refresh kernel` looks again"
         )
     return found
 

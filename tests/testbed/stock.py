@@ -73,7 +73,10 @@ def choose(name: str, names: Sequence[str]) -> str:
     if apt.newest(names, _DEBIAN_IMAGE) is None:
         found = _of_ubuntu(name, names)
     if found is None:
-        raise StepError(f"stock {name}: the archive in reach has no such linux-image package")
+        raise StepError(
+            f"stock {name}: the archive in reach has no such linux-image package; "
+            "`tests/testbed/prepare --refresh stock` looks again"
+        )
     return found
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.testbed import apt
 from tests.testbed.apt import Distribution, Source
-from tests.testbed.cache import StepError
+from tests.testbed.cache import Report, Step, StepError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -151,3 +151,12 @@ def test_package_takes_the_first_alternative_and_drops_versions() -> None:
     assert package.name == "linux-image-7.3.4"
     assert package.version == "7.3.4-1~bpo13+1"
     assert package.depends == ("dracut", "linux-modules-7.3.4", "kmod")
+
+
+def test_a_mirror_that_does_not_answer_is_asked_again_next_time(tmp_path: Path) -> None:
+    archive = apt.Archive(tmp_path / "apt")
+    step = Step("kernel", Report(write=lambda _: None), tmp_path / "log")
+    nowhere = Source((f"file:{tmp_path}/no-mirror",), ("bookworm",), ("main",))
+    with pytest.raises(StepError, match=r"kernel: expected the package index .*log$"):
+        archive.fetch_index(apt.rewritten(nowhere, ["bookworm"]), step)
+    assert archive.age_s() is None
