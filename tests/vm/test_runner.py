@@ -120,9 +120,10 @@ def test_what_the_command_writes_reaches_the_host_through_the_shared_directory_o
 def test_the_deadline_ends_the_machine_and_keeps_what_came_before() -> None:
     output = bytearray()
     started = time.monotonic()
-    with pytest.raises(VmTimeoutError, match="still running after 15 s") as caught:
-        run_vm(["sh", "-c", "echo begun; sleep 1000"], BARE, timeout_s=15, stdout=output.extend)
-    assert time.monotonic() - started < 25
+    # Long enough to boot in on a busy machine: another tier's node runs beside this one.
+    with pytest.raises(VmTimeoutError, match="still running after 30 s") as caught:
+        run_vm(["sh", "-c", "echo begun; sleep 1000"], BARE, timeout_s=30, stdout=output.extend)
+    assert time.monotonic() - started < 45
     assert bytes(output) == b"begun\n"
     assert "Linux version" in caught.value.log
 
