@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from pathlib import Path
@@ -52,7 +53,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--lsm", metavar="LIST", help="the active security modules, may be empty")
     parser.add_argument("--numa", action="store_true", help="two NUMA nodes, GPUs on both")
     parser.add_argument("--memory", type=_count, default=2048, metavar="MIB")
-    parser.add_argument("--timeout", type=float, default=300.0, metavar="S")
+    parser.add_argument("--timeout", type=_seconds, default=300.0, metavar="S")
     parser.add_argument(
         "--env",
         action="append",
@@ -127,9 +128,18 @@ def _write(descriptor: int, data: bytes) -> None:
 
 
 def _count(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise ValueError(text)
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"expected a whole number, found {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise argparse.ArgumentTypeError(f"expected seconds above 0, found {text!r}")
     return value
 
 

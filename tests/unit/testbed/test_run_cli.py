@@ -36,6 +36,9 @@ def test_an_empty_module_list_is_not_the_default_one() -> None:
         ["--stock", "7", "--", "x"],
         ["--gpus", "-1", "--", "x"],
         ["--gpus", "two", "--", "x"],
+        ["--timeout", "nan", "--", "x"],
+        ["--timeout", "0", "--", "x"],
+        ["--timeout", "soon", "--", "x"],
         ["--env", "NOEQUALS", "--", "x"],
         ["--unknown", "--", "x"],
     ],
@@ -46,7 +49,9 @@ def test_a_bad_command_line_ends_with_status_2(
     with pytest.raises(SystemExit) as caught:
         run_cli.parse(argv)
     assert caught.value.code == 2
-    assert "error:" in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert "error:" in message
+    assert "invalid _" not in message
 
 
 def test_a_cache_that_cannot_be_written_is_one_line(
