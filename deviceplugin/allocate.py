@@ -6,14 +6,15 @@ There is no third way: an annotation that cannot be used never turns into a whol
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from deviceplugin.codec import TO_ALLOCATE, AnnotationError, decode_cus, encode_cus
 from deviceplugin.cu import CuLayout, CusExhaustedError, to_bitmap, to_ids
-from deviceplugin.devices import Device, find_device
+from deviceplugin.devices import Device, find_device, overlaps, share_key
 from enforcer.model import MIB, ContainerKind, Share, Slice
+from enforcer.slices import hook_directory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -21,15 +22,28 @@ if TYPE_CHECKING:
 
     from deviceplugin.codec import DeviceShare
     from deviceplugin.pending import Turn
+    from enforcer.model import Gpu
 
 AUDITOR = "libringfence-audit.so"
 TOOL = "libringfence-hsa.so"
 HOOK_IN_CONTAINER = PurePosixPath("/usr/local/ringfence")
+SLICE_IN_CONTAINER = "/etc/ringfence"
+LEDGER = "ledger/usage.v1"
+LEDGER_IN_CONTAINER = f"/run/ringfence/{LEDGER}"
 TLS_TUNABLE = "glibc.rtld.optional_static_tls=4096"
 """Room for jemalloc's static TLS beside an auditor (glibc bug 31991)."""
 
 _MOST_CUS = 100_000
 """More than any GPU has: a checkpoint may name CUs that the GPU in this place lacks today."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A file or directory of the host in the container."""
+
+    host: str
+    inside: str
+    read_only: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +53,7 @@ class Answer:
     envs: Mapping[str, str]
     devices: tuple[str, ...]
     """Paths of device nodes, the same inside as outside."""
-    mounts: tuple[tuple[str, str], ...] = ()
-    """(path on the host, path in the container), read-only."""
+    mounts: tuple[Mount, ...] = ()
 
 
 def decide(
@@ -76,6 +89,7 @@ def decide(
         device_ids=tuple(device_ids),
         shares=shares,
         created=created,
+        oversubscribe=not whole and any(device.scaling > 1 for device in chosen),
     )
     for device in chosen:
         _check_promises(turn, device, [*slices, result])
@@ -115,25 +129,25 @@ def _share(
     turn: Turn, share: DeviceShare, device: Device, slices: Sequence[Slice], whole: bool
 ) -> Share:
     gpu = device.gpu
-    layout = CuLayout(gpu.cu_count, gpu.cu_per_wgp)
+    layout = layout_of(gpu)
     beside = [item for item in slices if _beside(turn, item)]
-    busy = _cus(layout, gpu.bdf, beside)
+    busy = _cus(layout, gpu, beside)
     own = [item for item in slices if item.pod_uid == turn.pod.uid]
     wanted = gpu.cu_count if whole else share.cus
     if wanted == 0:
-        return Share(gpu.bdf, share.mib * MIB)
+        return Share(gpu.bdf, share.mib * MIB, partition=gpu.partition)
     try:
-        cus = layout.allocate(wanted, busy, prefer=_cus(layout, gpu.bdf, own))
+        cus = layout.allocate(wanted, busy, prefer=_cus(layout, gpu, own))
     except CusExhaustedError as error:
         holders = sorted(
-            {f"{item.namespace}/{item.pod}" for item in beside if _cus(layout, gpu.bdf, [item])}
+            {f"{item.namespace}/{item.pod}" for item in beside if _cus(layout, gpu, [item])}
         )
         raise turn.refuse(
             f"GPU {device.id} ({gpu.bdf}) {error}; the others are held by {', '.join(holders)}"
         ) from error
     if whole:
-        return Share(gpu.bdf, None)
-    return Share(gpu.bdf, share.mib * MIB, encode_cus(to_ids(cus)))
+        return Share(gpu.bdf, None, partition=gpu.partition)
+    return Share(gpu.bdf, share.mib * MIB, encode_cus(to_ids(cus)), gpu.partition)
 
 
 def _beside(turn: Turn, other: Slice) -> bool:
@@ -145,12 +159,19 @@ def _beside(turn: Turn, other: Slice) -> bool:
     return other.pod_uid != turn.pod.uid or other.kind is not ContainerKind.INIT
 
 
-def _cus(layout: CuLayout, bdf: str, slices: Iterable[Slice]) -> int:
+def layout_of(gpu: Gpu) -> CuLayout:
+    """The CUs of a GPU, and which go together."""
+    return CuLayout(gpu.cu_count, gpu.cu_per_wgp)
+
+
+def _cus(layout: CuLayout, gpu: Gpu, slices: Iterable[Slice]) -> int:
     held = 0
     for item in slices:
         for share in item.shares:
-            if share.bdf == bdf:
-                held |= held_cus(share, layout)
+            if overlaps(share, gpu):
+                # Numbers of CUs mean nothing across a change of the partition mode.
+                same = share.partition == gpu.partition
+                held |= held_cus(share, layout) if same else layout.all
     return held
 
 
@@ -194,7 +215,7 @@ def promised_bytes(slices: Iterable[Slice], device: Device) -> int:
         size = sum(
             device.mib * MIB if share.vram_bytes is None else share.vram_bytes
             for share in item.shares
-            if share.bdf == device.gpu.bdf
+            if overlaps(share, device.gpu)
         )
         if item.kind is ContainerKind.INIT:
             peak = max(peak, running + size)
@@ -208,34 +229,55 @@ def hook_installed(directory: Path) -> bool:
     return (directory / AUDITOR).is_file() and (directory / TOOL).is_file()
 
 
-def answer(item: Slice, devices: Sequence[Device], hook: Path | None) -> Answer:
+def answer(item: Slice, devices: Sequence[Device], hook: Path | None, run: Path) -> Answer:
     """What kubelet is to add to the container of a slice.
 
-    ``hook`` is the host's directory with the hook's objects, None where there are none. A GPU of
-    the slice that is gone raises KeyError.
+    ``hook`` is the host's directory with the hook's objects, None where there are none; below the
+    host's ``run`` the enforcer keeps the hook's files of each container. A GPU of the slice that is
+    gone raises KeyError.
     """
-    by_bdf = {device.gpu.bdf: device for device in devices}
-    chosen = [by_bdf[share.bdf] for share in item.shares]
+    by_key = {device.key: device for device in devices}
+    chosen = [by_key[share_key(share)] for share in item.shares]
+    given = whole_answer(chosen)
+    if all(share.vram_bytes is None for share in item.shares):
+        return given
+    envs = dict(given.envs)
+    masks = []
+    for index, (share, device) in enumerate(zip(item.shares, chosen, strict=True)):
+        every = encode_cus(range(device.gpu.cu_count))
+        masks.append(f"{index}:{share.cus or every}")
+        if share.vram_bytes is not None:
+            envs[f"HIP_DEVICE_MEMORY_LIMIT_{index}"] = f"{share.vram_bytes // MIB}m"
+    # ROCr reads the sets up to the first it cannot parse and then lets go of the rest.
+    envs["HSA_CU_MASK"] = ";".join(masks)
+    if item.oversubscribe:
+        envs["HIP_OVERSUBSCRIBE"] = "true"
+    if hook is None:
+        return replace(given, envs=envs)
+    envs["LD_AUDIT"] = str(HOOK_IN_CONTAINER / AUDITOR)
+    envs["HSA_TOOLS_LIB"] = str(HOOK_IN_CONTAINER / TOOL)
+    envs["GLIBC_TUNABLES"] = TLS_TUNABLE
+    return replace(given, envs=envs, mounts=_hook_mounts(item, hook, run))
+
+
+def whole_answer(chosen: Sequence[Device]) -> Answer:
+    """What kubelet is to add to a container that has these GPUs to itself."""
     envs = {
         "ROCR_VISIBLE_DEVICES": ",".join(_visible(chosen)),
         "HIP_VISIBLE_DEVICES": ",".join(map(str, range(len(chosen)))),
     }
-    mounts: tuple[tuple[str, str], ...] = ()
-    if any(share.vram_bytes is not None for share in item.shares):
-        masks = []
-        for index, (share, device) in enumerate(zip(item.shares, chosen, strict=True)):
-            every = encode_cus(range(device.gpu.cu_count))
-            masks.append(f"{index}:{share.cus or every}")
-            if share.vram_bytes is not None:
-                envs[f"HIP_DEVICE_MEMORY_LIMIT_{index}"] = f"{share.vram_bytes // MIB}m"
-        # ROCr reads the sets up to the first it cannot parse and then lets go of the rest.
-        envs["HSA_CU_MASK"] = ";".join(masks)
-        if hook is not None:
-            envs["LD_AUDIT"] = str(HOOK_IN_CONTAINER / AUDITOR)
-            envs["HSA_TOOLS_LIB"] = str(HOOK_IN_CONTAINER / TOOL)
-            envs["GLIBC_TUNABLES"] = TLS_TUNABLE
-            mounts = ((str(hook), str(HOOK_IN_CONTAINER)),)
-    return Answer(envs, tuple(_nodes(chosen)), mounts)
+    return Answer(envs, tuple(_nodes(chosen)))
+
+
+def _hook_mounts(item: Slice, hook: Path, run: Path) -> tuple[Mount, ...]:
+    own = hook_directory(run, item.pod_uid, item.container)
+    return (
+        Mount(str(hook), str(HOOK_IN_CONTAINER)),
+        # The directory, as the enforcer replaces the slice file by another of its name.
+        Mount(str(own), SLICE_IN_CONTAINER),
+        # The file alone: a tenant can neither delete it nor put others beside it on the host.
+        Mount(str(own / LEDGER), LEDGER_IN_CONTAINER, read_only=False),
+    )
 
 
 def _visible(chosen: Sequence[Device]) -> list[str]:

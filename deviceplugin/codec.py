@@ -146,6 +146,8 @@ class RegisteredGpu:
     cu_per_wgp: int
     compute_queues: int = 0
     xgmi_peers: tuple[str, ...] = ()
+    partition_profile: str = ""
+    """``<compute>_<memory>`` of a partition."""
 
 
 def encode_register(gpus: Iterable[RegisteredGpu]) -> str:
@@ -162,6 +164,8 @@ def _register_json(gpu: RegisteredGpu) -> dict[str, object]:
     if gpu.compute_queues:
         custom["computeQueues"] = gpu.compute_queues
     custom["cuPerWGP"] = gpu.cu_per_wgp
+    if gpu.partition_profile:
+        custom["partitionProfile"] = gpu.partition_profile
     custom["pciBDF"] = gpu.pci_bdf
     if gpu.xgmi_peers:
         custom["xgmiPeers"] = sorted(gpu.xgmi_peers)
@@ -210,6 +214,7 @@ def _register_gpu(item: Mapping[str, object]) -> RegisteredGpu:
         cu_per_wgp=_member(custom, "cuPerWGP", 1),
         compute_queues=_member(custom, "computeQueues", 0),
         xgmi_peers=tuple(str(peer) for peer in _member(custom, "xgmiPeers", list[object]())),
+        partition_profile=_member(custom, "partitionProfile", ""),
     )
 
 

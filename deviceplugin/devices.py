@@ -4,29 +4,32 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from deviceplugin.codec import RegisteredGpu, encode_register
+from deviceplugin.terms import RESOURCE, partition_resource
 from enforcer.inventory import smi_uuid
 from enforcer.model import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from enforcer.model import Gpu
+    from deviceplugin.terms import Terms
+    from enforcer.model import Gpu, Share
 
 _SHARES = 10
 _SHARES_GFX12 = 2
 """RDNA4's throughput falls when more processes share it."""
 _GFX12 = 120000
-_PARTITION_SUFFIX = re.compile(r"#(spx|dpx|tpx|qpx|cpx)$")
+_TYPES = ("spx", "dpx", "tpx", "qpx", "cpx")
+_PARTITION_SUFFIX = re.compile(rf"#({'|'.join(_TYPES)})$")
+_WHOLE = 0xFF
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One GPU that is offered."""
+    """One GPU, or one partition of it, that is offered."""
 
     gpu: Gpu
     id: str
@@ -34,48 +37,109 @@ class Device:
     slots: tuple[str, ...]
     """The ids kubelet knows: how many containers may share it."""
     healthy: bool = True
+    mode: str = ""
+    """The compute partition type it is offered as; empty where its CUs are shared."""
+    resource: str = RESOURCE
+    """What kubelet knows it as."""
+    scaling: float = 1.0
+    """How many times its VRAM is offered."""
+
+    @property
+    def key(self) -> str:
+        """Its name among the devices of this node: what its slots' ids start with."""
+        return _key(self.gpu.bdf, self.gpu.partition)
 
     @property
     def mib(self) -> int:
         """VRAM in whole MiB, as registered."""
-        return (self.gpu.vram_bytes or 0) // MIB
+        return int((self.gpu.vram_bytes or 0) // MIB * self.scaling)
 
     @property
     def rocr_uuid(self) -> str | None:
-        """What ROCR_VISIBLE_DEVICES calls it; None for a GPU without a unique id."""
-        return f"GPU-{self.gpu.unique_id:016x}" if self.gpu.unique_id else None
+        """What ROCR_VISIBLE_DEVICES calls it; None where that is nothing, or several."""
+        if self.gpu.partition is not None or not self.gpu.unique_id:
+            return None
+        return f"GPU-{self.gpu.unique_id:016x}"
 
 
-def shares_of(gpu: Gpu, split_count: int) -> int:
-    """Containers that may share one GPU: ``split_count``, or by generation where that is 0."""
-    return split_count or (_SHARES_GFX12 if gpu.gfx_version >= _GFX12 else _SHARES)
+def share_key(share: Share) -> str:
+    """The key of the device that a share is of."""
+    return _key(share.bdf, share.partition)
 
 
-def devices_of(gpus: Iterable[Gpu], split_count: int) -> tuple[tuple[Device, ...], tuple[str, ...]]:
-    """The devices to offer, sorted by PCI address, and one line for each GPU that is left out."""
+def overlaps(share: Share, gpu: Gpu) -> bool:
+    """True if a share is of this GPU or partition, of its partitions, or of the GPU it is of."""
+    return share.bdf == gpu.bdf and (
+        share.partition is None or gpu.partition is None or share.partition == gpu.partition
+    )
+
+
+def _key(bdf: str, partition: int | None) -> str:
+    return bdf if partition is None else f"{bdf}-{partition}"
+
+
+def shares_of(gpu: Gpu, terms: Terms) -> int:
+    """Containers that may share one GPU: as the terms say, or by generation where that is 0."""
+    if terms.whole:
+        return 1
+    return terms.split_count or (_SHARES_GFX12 if gpu.gfx_version >= _GFX12 else _SHARES)
+
+
+def devices_of(gpus: Iterable[Gpu], terms: Terms) -> tuple[tuple[Device, ...], tuple[str, ...]]:
+    """The devices to offer, sorted by PCI address, and one line for each GPU that is left out.
+
+    A line, too, for a GPU that is not in the partition mode the terms want.
+    """
     devices: list[Device] = []
     problems: list[str] = []
-    gpus = sorted(gpus, key=lambda gpu: (gpu.bdf, gpu.render))
-    partitions = Counter(gpu.bdf for gpu in gpus)
     taken: dict[str, str] = {}
-    for gpu in gpus:
+    modes: dict[str, str] = {}
+    for gpu in sorted(gpus, key=lambda gpu: (gpu.bdf, gpu.partition or 0, gpu.render)):
+        if terms.excludes(gpu):
+            continue
         name = device_name(gpu)
-        why = None
-        if partitions[gpu.bdf] > 1:
-            why = f"it is split into {partitions[gpu.bdf]} partitions, expected SPX mode"
-        elif name in taken:
+        where = f"GPU {gpu.bdf} (renderD{gpu.render})"
+        why = _unusable(gpu, terms)
+        if why is None and name in taken:
             why = f"its UUID {name} is also that of {taken[name]}"
-        elif gpu.vram_bytes is None or gpu.vram_bytes < MIB:
-            why = "the size of its VRAM is unknown"
-        elif gpu.cu_count <= 0:
-            why = "the count of its CUs is unknown"
         if why is not None:
-            problems.append(f"GPU {gpu.bdf} (renderD{gpu.render}): not offered: {why}")
+            problems.append(f"{where}: not offered: {why}")
             continue
         taken[name] = gpu.bdf
-        slots = tuple(f"{gpu.bdf}#{slot}" for slot in range(shares_of(gpu, split_count)))
-        devices.append(Device(gpu, name, slots))
-    return tuple(devices), tuple(problems)
+        mode = gpu.compute_partition or ""
+        if terms.compute_partition and mode and mode != terms.compute_partition:
+            modes[gpu.bdf] = (
+                f"GPU {gpu.bdf}: expected compute partition mode {terms.compute_partition}, found "
+                f"{mode}: drain the node, then amd-smi set --compute-partition "
+                f"{terms.compute_partition.upper()}"
+            )
+        devices.append(_device(gpu, name, terms))
+    return tuple(devices), (*problems, *modes.values())
+
+
+def _unusable(gpu: Gpu, terms: Terms) -> str | None:
+    if gpu.partition is not None and not terms.partitions:
+        return (
+            f"it is partition {gpu.partition} of its GPU, expected SPX mode or "
+            "--operating-mode partition"
+        )
+    if gpu.vram_bytes is None or gpu.vram_bytes < MIB:
+        return "the size of its VRAM is unknown"
+    if gpu.cu_count <= 0:
+        return "the count of its CUs is unknown"
+    return None
+
+
+def _device(gpu: Gpu, name: str, terms: Terms) -> Device:
+    key = _key(gpu.bdf, gpu.partition)
+    hard = terms.partitions and gpu.compute_partition in _TYPES
+    resource = partition_resource(gpu) if hard and terms.mixed else RESOURCE
+    if hard and not terms.whole:
+        mode = gpu.compute_partition or ""
+        return Device(gpu, f"{name}#{mode}", (f"{key}#{mode}",), mode=mode, resource=resource)
+    slots = tuple(f"{key}#{slot}" for slot in range(shares_of(gpu, terms)))
+    scaling = 1.0 if terms.whole else terms.memory_scaling
+    return Device(gpu, name, slots, resource=resource, scaling=scaling)
 
 
 def device_name(gpu: Gpu) -> str:
@@ -83,12 +147,14 @@ def device_name(gpu: Gpu) -> str:
 
     The annotations' separators are commas, colons and semicolons, so the address goes with dashes.
     """
-    uuid = smi_uuid(gpu.unique_id, gpu.device_id)
-    return f"amdgpu-{gpu.bdf.replace(':', '-')}" if uuid is None else uuid
+    number = _WHOLE if gpu.partition is None else gpu.partition
+    uuid = smi_uuid(gpu.unique_id, gpu.device_id, number)
+    key = _key(gpu.bdf, gpu.partition)
+    return f"amdgpu-{key.replace(':', '-')}" if uuid is None else uuid
 
 
-def bdf_of_slot(device_id: str) -> str:
-    """The GPU a kubelet device id belongs to."""
+def key_of_slot(device_id: str) -> str:
+    """The key of the device that one of kubelet's device ids belongs to."""
     return device_id.partition("#")[0]
 
 
@@ -96,7 +162,7 @@ def find_device(devices: Sequence[Device], name: str) -> Device | None:
     """The device an annotation names, by the id it was registered with or its ROCr UUID."""
     name = _PARTITION_SUFFIX.sub("", name)
     for device in devices:
-        if name in {device.id, device.rocr_uuid}:
+        if name in {_PARTITION_SUFFIX.sub("", device.id), device.rocr_uuid}:
             return device
     return None
 
@@ -120,12 +186,20 @@ def register_value(devices: Iterable[Device]) -> str:
             devcore=device.gpu.cu_count,
             type=product_of(device.gpu),
             numa=0 if device.gpu.numa_node is None else device.gpu.numa_node,
-            mode="",
+            mode=device.mode,
             health=device.healthy,
             pci_bdf=device.gpu.bdf,
             cu_per_wgp=device.gpu.cu_per_wgp,
             compute_queues=device.gpu.compute_queues or 0,
             xgmi_peers=tuple(sorted(offered.intersection(device.gpu.xgmi_peers))),
+            partition_profile=_profile(device),
         )
         for device in devices
     )
+
+
+def _profile(device: Device) -> str:
+    gpu = device.gpu
+    if not device.mode or gpu.partition is None or gpu.memory_partition is None:
+        return ""
+    return f"{device.mode}_{gpu.memory_partition}"

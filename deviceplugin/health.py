@@ -15,6 +15,7 @@ from enforcer.inventory import read_inventory
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from deviceplugin.terms import Terms
     from enforcer.api.client import Client
     from enforcer.host.roots import Roots
     from enforcer.model import Gpu
@@ -25,10 +26,15 @@ _log = logging.getLogger(__name__)
 
 
 def merge(known: Sequence[Device], found: Sequence[Device]) -> tuple[Device, ...]:
-    """What is found now, and what was known and is gone, as unhealthy: its slices still name it."""
+    """What is found now, and what was known and is gone, as unhealthy: its slices still name it.
+
+    A GPU that was split or put together again is not gone: it is offered as what it is now.
+    """
     present = {device.gpu.bdf for device in found}
     gone = [replace(device, healthy=False) for device in known if device.gpu.bdf not in present]
-    return tuple(sorted([*found, *gone], key=lambda device: device.gpu.bdf))
+    return tuple(
+        sorted([*found, *gone], key=lambda device: (device.gpu.bdf, device.gpu.partition or 0))
+    )
 
 
 class GpuSource:
@@ -62,14 +68,17 @@ class Offer:
     def __init__(
         self,
         read: Callable[[], tuple[list[Gpu], list[str]]],
-        split_count: int,
+        terms: Callable[[], tuple[Terms, Sequence[str]]],
         seconds: float,
         on_change: Callable[[], None],
     ) -> None:
-        """``read`` gives the GPUs and the problems; it is called every ``seconds``."""
+        """``read`` gives the GPUs and the problems, ``terms`` how they are offered, and problems.
+
+        Both are called every ``seconds``.
+        """
         self._on_change = on_change
         self._read = read
-        self._split_count = split_count
+        self._terms = terms
         self._seconds = seconds
         self._changed = threading.Condition()
         self._devices: tuple[Device, ...] = ()
@@ -113,8 +122,9 @@ class Offer:
     def look(self) -> None:
         """Read the inventory now."""
         gpus, problems = self._read()
-        found, left_out = devices_of(gpus, self._split_count)
-        lines = (*problems, *left_out)
+        terms, overruled = self._terms()
+        found, left_out = devices_of(gpus, terms)
+        lines = (*problems, *overruled, *left_out)
         for line in lines:
             if line not in self._problems:
                 _log.warning("%s", line)
@@ -138,12 +148,10 @@ class Offer:
 
 
 def _log_changes(before: Sequence[Device], after: Sequence[Device]) -> None:
-    known = {device.gpu.bdf: device for device in before}
+    known = {device.key: device for device in before}
     for device in after:
-        old = known.get(device.gpu.bdf)
+        old = known.get(device.key)
         if old is None or (device.healthy and not old.healthy):
-            _log.info(
-                "GPU %s (%s) is offered %d times", device.gpu.bdf, device.id, len(device.slots)
-            )
+            _log.info("GPU %s (%s) is offered %d times", device.key, device.id, len(device.slots))
         elif old.healthy and not device.healthy:
-            _log.warning("GPU %s (%s) is gone: unhealthy", device.gpu.bdf, device.id)
+            _log.warning("GPU %s (%s) is gone: unhealthy", device.key, device.id)

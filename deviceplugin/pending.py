@@ -21,7 +21,7 @@ from deviceplugin.codec import (
     NodeLock,
     decode_devices,
 )
-from deviceplugin.devices import Device, bdf_of_slot, find_device
+from deviceplugin.devices import Device, find_device, key_of_slot
 from deviceplugin.refusal import RefusalError
 
 if TYPE_CHECKING:
@@ -103,8 +103,8 @@ def _allocating(pod: Pod, node: str) -> bool:
     )
 
 
-def strangers(pods: Iterable[Pod], node: str, count: int) -> list[Pod]:
-    """Pods kubelet may ask ``count`` GPUs for although no scheduler of ours gave them any.
+def strangers(pods: Iterable[Pod], node: str, resource: str, count: int) -> list[Pod]:
+    """Pods kubelet may ask ``count`` of ``resource`` for, though no scheduler of ours gave any.
 
     Such a pod was bound by somebody else, and its Allocate looks like that of a pod that waits for
     its own: it must not get the other's slice.
@@ -113,7 +113,7 @@ def strangers(pods: Iterable[Pod], node: str, count: int) -> list[Pod]:
         pod
         for pod in pods
         if pod.node == node
-        and any(claim.count == count for claim in pod.claims)
+        and any((claim.resource, claim.count) == (resource, count) for claim in pod.claims)
         and not (pod.acknowledged or pod.ended or pod.deleted)
         and pod.annotations.get(VGPU_NODE) != node
     ]
@@ -172,7 +172,7 @@ def _nobody(candidates: Sequence[Turn], device_ids: Sequence[str]) -> str:
 
 
 def _gpus(device_ids: Sequence[str]) -> list[str]:
-    return sorted(map(bdf_of_slot, device_ids))
+    return sorted(map(key_of_slot, device_ids))
 
 
 def _booked_gpus(turn: Turn, devices: Sequence[Device]) -> list[str] | None:
@@ -180,4 +180,4 @@ def _booked_gpus(turn: Turn, devices: Sequence[Device]) -> list[str] | None:
         booked = [find_device(devices, share.id) for share in turn.entry()]
     except RefusalError:
         return None
-    return sorted(device.gpu.bdf for device in booked if device)
+    return sorted(device.key for device in booked if device)

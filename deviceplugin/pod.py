@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from deviceplugin.codec import NODE_LOCK, AnnotationError, NodeLock, decode_lock
+from deviceplugin.terms import RESOURCE, is_gpu_resource
 from enforcer.model import ContainerKind
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class Claim:
     kind: ContainerKind
     count: int
     """How many GPUs, the ``limits`` of the resource."""
+    resource: str = RESOURCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +79,8 @@ class Node:
             return None
 
 
-def parse_pod(pod: Json, resource: str) -> Pod:
-    """The parts of a pod's JSON that matter for ``resource``."""
+def parse_pod(pod: Json) -> Pod:
+    """The parts of a pod's JSON that matter."""
     metadata = pod["metadata"]
     spec = pod.get("spec") or {}
     status = pod.get("status") or {}
@@ -90,7 +92,7 @@ def parse_pod(pod: Json, resource: str) -> Pod:
         node=spec.get("nodeName") or "",
         phase=status.get("phase") or "Pending",
         deleted="deletionTimestamp" in metadata,
-        claims=tuple(_claims(spec, resource)),
+        claims=tuple(_claims(spec)),
         annotations=_annotations(metadata),
         acknowledged="startTime" in status,
     )
@@ -114,22 +116,27 @@ def _annotations(metadata: Json) -> Mapping[str, str]:
     )
 
 
-def _claims(spec: Json, resource: str) -> list[Claim]:
-    claims = []
+def _claims(spec: Json) -> list[Claim]:
+    claims: list[Claim] = []
     for container in spec.get("initContainers") or []:
         sidecar = container.get("restartPolicy") == "Always"
-        kind = ContainerKind.SIDECAR if sidecar else ContainerKind.INIT
-        claims.append(_claim(container, kind, resource))
-    claims += [
-        _claim(container, ContainerKind.APP, resource) for container in spec.get("containers") or []
+        claims += _claims_of(container, ContainerKind.SIDECAR if sidecar else ContainerKind.INIT)
+    for container in spec.get("containers") or []:
+        claims += _claims_of(container, ContainerKind.APP)
+    return claims
+
+
+def _claims_of(container: Json, kind: ContainerKind) -> list[Claim]:
+    limits = (container.get("resources") or {}).get("limits") or {}
+    claims = [
+        Claim(container["name"], kind, _count(str(quantity)), resource)
+        for resource, quantity in limits.items()
+        if is_gpu_resource(resource)
     ]
     return [claim for claim in claims if claim.count > 0]
 
 
-def _claim(container: Json, kind: ContainerKind, resource: str) -> Claim:
-    limits = (container.get("resources") or {}).get("limits") or {}
-    quantity = str(limits.get(resource, "0"))
+def _count(quantity: str) -> int:
     # The API server stores extended resources as canonical integers; "2k" is the only spelling
     # left, and no node has that many slots.
-    count = int(quantity) if quantity.isascii() and quantity.isdigit() else 0
-    return Claim(container["name"], kind, count)
+    return int(quantity) if quantity.isascii() and quantity.isdigit() else 0

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from deviceplugin.api import podresources_pb2 as pb
+from deviceplugin.terms import is_gpu_resource
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,8 +18,8 @@ PodDevices = dict[tuple[str, str], dict[str, tuple[str, ...]]]
 """(namespace, pod) -> container -> its device ids."""
 
 
-def read_pod_resources(socket: Path, resource: str, timeout: float) -> PodDevices | None:
-    """Who holds devices of ``resource``; None if kubelet does not answer within ``timeout``."""
+def read_pod_resources(socket: Path, timeout: float) -> PodDevices | None:
+    """Who holds GPUs; None if kubelet does not answer within ``timeout``."""
     if not socket.exists():
         return None
     with grpc.insecure_channel(f"unix:{socket}") as channel:
@@ -36,7 +37,7 @@ def read_pod_resources(socket: Path, resource: str, timeout: float) -> PodDevice
             container.name: tuple(
                 device_id
                 for devices in container.devices
-                if devices.resource_name == resource
+                if is_gpu_resource(devices.resource_name)
                 for device_id in devices.device_ids
             )
             for container in pod.containers

@@ -31,9 +31,8 @@ _log = logging.getLogger(__name__)
 class PodCache:
     """Pods and node, kept by two threads; every method may be called from any thread."""
 
-    def __init__(self, api: ApiServer, resource: str) -> None:
+    def __init__(self, api: ApiServer) -> None:
         self._api = api
-        self._resource = resource
         self._changed = threading.Condition()
         self._pods: dict[tuple[str, str], Pod] = {}
         self._deleted: dict[str, None] = {}
@@ -126,7 +125,7 @@ class PodCache:
 
     def _parse(self, pod: Json) -> Pod:
         try:
-            return parse_pod(pod, self._resource)
+            return parse_pod(pod)
         except _MALFORMED as error:
             raise ApiServerError("pod", f"expected a pod object, found {error!r}") from error
 

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from deviceplugin.apiserver import ApiServerError
-from deviceplugin.recover import lost_slices
+from deviceplugin.recover import lost_slices, whole_slices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -89,12 +89,16 @@ class Reaper:
         checkpoint: Checkpoint,
         held: Callable[[], PodDevices | None],
         devices: Callable[[], Sequence[Device]],
+        *,
+        whole: bool = False,
     ) -> None:
+        """``whole``: kubelet's record alone says who has which GPUs, all of them whole."""
         self._api = api
         self._cache = cache
         self._checkpoint = checkpoint
         self._held = held
         self._devices = devices
+        self._whole = whole
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="reap", daemon=True)
 
@@ -119,18 +123,17 @@ class Reaper:
             return False
         created = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         with self._checkpoint.giving:
-            found, problems = lost_slices(
-                self._cache.pods(),
-                self._api.node,
-                self._checkpoint.slices,
-                devices,
-                held,
-                created,
-            )
+            pods, slices = self._cache.pods(), self._checkpoint.slices
+            problems: list[str] = []
+            if self._whole:
+                found = whole_slices(pods, slices, devices, held, created)
+            else:
+                found, problems = lost_slices(pods, self._api.node, slices, devices, held, created)
             for item in found:
                 self._checkpoint.add(item)
-                _log.warning(
-                    "pod %s/%s, container %s: runs with a slice that was not in the checkpoint",
+                _log.log(
+                    logging.INFO if self._whole else logging.WARNING,
+                    "pod %s/%s, container %s: runs with GPUs that were not in the checkpoint",
                     item.namespace,
                     item.pod,
                     item.container,
@@ -173,7 +176,7 @@ class Reaper:
             if time.monotonic() - looked >= 1:
                 looked = time.monotonic()
                 try:
-                    recovered = recovered or self.recover()
+                    recovered = (recovered and not self._whole) or self.recover()
                     self.reap()
                 except (ApiServerError, OSError) as error:
                     _log.warning("the slices stay as they are for now: %s", error)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from deviceplugin.allocate import held_cus
+from deviceplugin.allocate import held_cus, layout_of
 from deviceplugin.codec import (
     ALLOCATED,
     BIND_PHASE,
@@ -26,8 +26,7 @@ from deviceplugin.codec import (
     decode_devices,
     encode_cus,
 )
-from deviceplugin.cu import CuLayout
-from deviceplugin.devices import Device, find_device
+from deviceplugin.devices import Device, find_device, key_of_slot
 from enforcer.model import MIB, Share, Slice
 
 if TYPE_CHECKING:
@@ -66,6 +65,45 @@ def lost_slices(
     return found, problems
 
 
+def whole_slices(
+    pods: Iterable[Pod],
+    slices: Sequence[Slice],
+    devices: Sequence[Device],
+    held: PodDevices,
+    created: str,
+) -> list[Slice]:
+    """The slices of the running pods to which kubelet gave whole GPUs by itself.
+
+    kubelet's record knows a pod by name, so only one that runs is believed to be the pod it means.
+    A container with a device that is not offered is left out.
+    """
+    known = {item.key for item in slices}
+    by_key = {device.key: device for device in devices}
+    found = []
+    for pod in pods:
+        containers = held.get((pod.namespace, pod.name), {})
+        for claim in pod.claims if pod.phase == "Running" else ():
+            ids = containers.get(claim.container, ())
+            chosen = [by_key[key] for key in map(key_of_slot, ids) if key in by_key]
+            if (pod.uid, claim.container) in known or not ids or len(chosen) != len(ids):
+                continue
+            found.append(
+                Slice(
+                    pod_uid=pod.uid,
+                    namespace=pod.namespace,
+                    pod=pod.name,
+                    container=claim.container,
+                    kind=claim.kind,
+                    device_ids=ids,
+                    shares=tuple(
+                        Share(one.gpu.bdf, None, partition=one.gpu.partition) for one in chosen
+                    ),
+                    created=created,
+                )
+            )
+    return found
+
+
 def _was_served(pod: Pod, node: str) -> bool:
     return (
         bool(pod.claims)
@@ -101,6 +139,10 @@ def _slices(
             device_ids=containers.get(claim.container, ()),
             shares=_shares(pod, entry, devices, booked),
             created=created,
+            oversubscribe=any(
+                device is not None and device.scaling > 1
+                for device in (find_device(devices, one.id) for one in entry)
+            ),
         )
         for claim, entry in zip(pod.claims, entries, strict=True)
     ]
@@ -118,12 +160,15 @@ def _shares(
             raise AnnotationError(f"expected memory in MiB, found {one.mib}")
         pairs.append((one, device))
     if all(one.mib >= device.mib and one.cus >= device.gpu.cu_count for one, device in pairs):
-        return tuple(Share(device.gpu.bdf, None) for _, device in pairs)
+        return tuple(
+            Share(device.gpu.bdf, None, partition=device.gpu.partition) for _, device in pairs
+        )
     return tuple(
         Share(
             device.gpu.bdf,
             min(one.mib, device.mib) * MIB,
             _recorded_cus(pod, device, booked[one.id]),
+            device.gpu.partition,
         )
         for one, device in pairs
     )
@@ -136,7 +181,7 @@ def _recorded_cus(pod: Pod, device: Device, booked: int) -> str | None:
         cus = decode_cus(recorded[device.id], device.gpu.cu_count)
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-    layout = CuLayout(device.gpu.cu_count, device.gpu.cu_per_wgp)
+    layout = layout_of(device.gpu)
     text = encode_cus(cus)
     held = held_cus(Share(device.gpu.bdf, MIB, text), layout).bit_count()
     return text if held < booked + layout.group * len(pod.claims) else None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import secrets
 import socket
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -22,13 +23,12 @@ from deviceplugin.api.v1beta1_pb2_grpc import (
     RegistrationStub,
     add_DevicePluginServicer_to_server,
 )
-from deviceplugin.server import options
 
 if TYPE_CHECKING:
-    import threading
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
+    from deviceplugin.devices import Device
     from deviceplugin.server import DevicePlugin
 
 VERSION = "v1beta1"
@@ -47,32 +47,67 @@ _WORKERS = 32
 _log = logging.getLogger(__name__)
 
 
+def register_all(
+    plugin: Callable[[str], DevicePlugin],
+    devices: Callable[[], Iterable[Device]],
+    directory: Path,
+    stopping: threading.Event,
+) -> None:
+    """Register every resource that ``devices`` have ever had, until ``stopping`` is set.
+
+    One without devices any more stays: kubelet sees none left, and pods may still hold some.
+    """
+    _remove_stale_sockets(directory)
+    threads: dict[str, threading.Thread] = {}
+    while not stopping.is_set():
+        for resource in sorted({device.resource for device in devices()} - threads.keys()):
+            one = Registration(plugin(resource), directory)
+            threads[resource] = threading.Thread(
+                target=one.run, args=(stopping,), name=f"register {resource}", daemon=True
+            )
+            threads[resource].start()
+        stopping.wait(_LOOK_SECONDS)
+    for thread in threads.values():
+        thread.join(timeout=10)
+
+
+def _remove_stale_sockets(directory: Path) -> None:
+    """Remove sockets of ours that nobody listens on any more, as ``kill -9`` leaves them."""
+    for path in directory.glob(f"{_PREFIX}*.sock"):
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink(missing_ok=True)
+            except OSError:
+                continue
+
+
 class Registration:
     """Keeps one resource registered; ``run`` is the thread's work."""
 
-    def __init__(self, plugin: DevicePlugin, directory: Path, resource: str) -> None:
+    def __init__(self, plugin: DevicePlugin, directory: Path) -> None:
         self._plugin = plugin
         self._directory = directory
-        self._resource = resource
+        self._resource = plugin.resource
         self._kubelet = directory / "kubelet.sock"
         self._server: grpc.Server | None = None
         self._socket: Path | None = None
         self._socket_id: tuple[int, int] | None = None
         self._trouble = ""
 
-    def run(self, stopping: threading.Event, ready: Callable[[], bool]) -> None:
-        """Register once ``ready()``, and stay registered until ``stopping`` is set."""
+    def run(self, stopping: threading.Event) -> None:
+        """Register, and stay registered until ``stopping`` is set."""
         known: tuple[int, int] | None = None
         pause, due = _RETRY_SECONDS[0], 0.0
         registered = 0.0
-        self._remove_stale_sockets()
         try:
             while not stopping.is_set():
                 now = time.monotonic()
                 kubelet = _identity(self._kubelet)
                 if kubelet is None:
                     known = None
-                elif ready():
+                else:
                     fresh = kubelet != known or self._lost()
                     if fresh:
                         known, pause = kubelet, _RETRY_SECONDS[0]
@@ -105,7 +140,7 @@ class Registration:
             version=VERSION,
             endpoint=self._socket.name if self._socket else "",
             resource_name=self._resource,
-            options=options(),
+            options=self._plugin.options,
         )
         try:
             with grpc.insecure_channel(f"unix:{self._kubelet}") as channel:
@@ -145,17 +180,6 @@ class Registration:
         if self._socket is not None:
             self._socket.unlink(missing_ok=True)
             self._socket = None
-
-    def _remove_stale_sockets(self) -> None:
-        """Remove sockets of ours that nobody listens on any more, as ``kill -9`` leaves them."""
-        for path in self._directory.glob(f"{_PREFIX}*.sock"):
-            with socket.socket(socket.AF_UNIX) as probe:
-                try:
-                    probe.connect(str(path))
-                except ConnectionRefusedError:
-                    path.unlink(missing_ok=True)
-                except OSError:
-                    continue
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from deviceplugin.allocate import held_cus
+from deviceplugin.allocate import held_cus, layout_of
 from deviceplugin.apiserver import CONFLICT, ApiServerError
 from deviceplugin.codec import (
     BIND_PHASE,
@@ -30,7 +30,8 @@ from deviceplugin.codec import (
     encode_cu_allocated,
     encode_cus,
 )
-from deviceplugin.cu import CuLayout, to_ids
+from deviceplugin.cu import to_ids
+from deviceplugin.devices import share_key
 from deviceplugin.pending import blanked
 from deviceplugin.pod import parse_node
 
@@ -65,7 +66,7 @@ def settle(
 ) -> Settlement:
     """What is owed to a pod with these slices. Pure.
 
-    ``failed``: an Allocate of it was refused. ``devices`` is by PCI address.
+    ``failed``: an Allocate of it was refused. ``devices`` is by key.
     """
     if not pod.claims:
         return Settlement({}, unlock=False)
@@ -103,11 +104,10 @@ def _cu_allocated(slices: Sequence[Slice], devices: Mapping[str, Device]) -> str
     sliced = False
     for item in slices:
         for share in item.shares:
-            device = devices.get(share.bdf)
+            device = devices.get(share_key(share))
             if device is None:
                 continue
-            layout = CuLayout(device.gpu.cu_count, device.gpu.cu_per_wgp)
-            held[device.id] = held.get(device.id, 0) | held_cus(share, layout)
+            held[device.id] = held.get(device.id, 0) | held_cus(share, layout_of(device.gpu))
             sliced |= share.vram_bytes is not None
     if not sliced:
         return None
@@ -189,7 +189,7 @@ class Release:
 
     def _settlement(self, pod: Pod) -> Settlement:
         slices = [item for item in self._checkpoint.slices if item.pod_uid == pod.uid]
-        devices = {device.gpu.bdf: device for device in self._devices()}
+        devices = {device.key: device for device in self._devices()}
         return settle(pod, slices, pod.uid in self._failed, devices)
 
     def _settle(self, known: Pod) -> None:

@@ -70,8 +70,10 @@ def inventory(
         if gpu is None:
             continue
         if node.node in numbers:
+            number, count = numbers[node.node]
             # mem_info_vram_total is the whole device's; a partition has its own memory banks.
-            gpu = replace(gpu, vram_bytes=node.local_memory, partition=numbers[node.node])
+            size = node.local_memory or (gpu.vram_bytes or 0) // count or None
+            gpu = replace(gpu, vram_bytes=size, partition=number)
         found.append(replace(gpu, xgmi_peers=_peers(node, gpu, gpus)))
     return sorted(found, key=lambda gpu: (gpu.bdf, gpu.partition or 0, gpu.render)), problems
 
@@ -89,8 +91,8 @@ def read_inventory(roots: Roots) -> tuple[list[Gpu], list[str]]:
     return gpus, [*problems, *drm_problems, *found]
 
 
-def _partitions(nodes: Iterable[KfdNode], gpus: Mapping[int, Gpu]) -> dict[int, int]:
-    """The partition's number by topology node, where several share a device.
+def _partitions(nodes: Iterable[KfdNode], gpus: Mapping[int, Gpu]) -> dict[int, tuple[int, int]]:
+    """By topology node, where several share a device: the partition's number, and how many share.
 
     KFD ors it into the location (kfd_topology.c: ``location_id |= node_id``), so it is the same
     after every boot. Should it be missing there, the order of the render nodes stands in.
@@ -99,7 +101,7 @@ def _partitions(nodes: Iterable[KfdNode], gpus: Mapping[int, Gpu]) -> dict[int, 
     for node in nodes:
         if node.node in gpus:
             sharing.setdefault(gpus[node.node].bdf, []).append(node)
-    numbers: dict[int, int] = {}
+    numbers: dict[int, tuple[int, int]] = {}
     for group in sharing.values():
         if len(group) == 1:
             continue
@@ -107,7 +109,7 @@ def _partitions(nodes: Iterable[KfdNode], gpus: Mapping[int, Gpu]) -> dict[int, 
         if len(set(located.values())) != len(group):
             in_order = sorted(group, key=lambda node: gpus[node.node].render)
             located = {node.node: number for number, node in enumerate(in_order)}
-        numbers |= located
+        numbers |= {node: (number, len(group)) for node, number in located.items()}
     return numbers
 
 
@@ -139,7 +141,7 @@ def _gpu(
         card=device.card,
         render=render,
         name=_name(whole, vendor, device_id, names),
-        vram_bytes=device.vram_total or node.local_memory,
+        vram_bytes=whole.vram_total or node.local_memory,
         cu_count=simds // per_cu,
         gfx_version=properties.get("gfx_target_version", 0),
         device_id=device_id,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from enforcer.model import MIB, ContainerKind, Share
+from enforcer.slices import hook_directory
 from tests.contract.conftest import LOCK, NODE, RESOURCE, eventually
 from tests.contract.peers import hami
 from tests.contract.peers.kubelet import AdmissionError
@@ -38,7 +39,7 @@ def test_a_slice_is_given_recorded_and_the_lock_released(bench: Bench) -> None:
         "/dev/dri/card1",
         "/dev/dri/renderD129",
     ]
-    assert {device.permissions for device in admitted.response.devices} == {"rw"}
+    assert {device.permissions for device in admitted.response.devices} == {"rwm"}
     # kubelet's own record names the GPU the pod has.
     assert [one.partition("#")[0] for one in admitted.devices_ids] == [OTHER]
     (item,) = bench.slices
@@ -60,9 +61,14 @@ def test_the_hook_is_mounted_where_it_is_installed(bench: Bench) -> None:
         (bench.root / "hook" / name).touch()
     bench.start()
     admitted = bench.admit(bench.bind("one", f"{bench.gpu_ids()[0]},T,4096,76:;"))["app"]
-    (mount,) = admitted.response.mounts
-    assert mount.host_path == str(bench.root / "hook")
-    assert (mount.container_path, mount.read_only) == ("/usr/local/ringfence", True)
+    own = hook_directory(bench.root, bench.slices[0].pod_uid, "app")
+    assert [
+        (one.host_path, one.container_path, one.read_only) for one in admitted.response.mounts
+    ] == [
+        (str(bench.root / "hook"), "/usr/local/ringfence", True),
+        (str(own), "/etc/ringfence", True),
+        (str(own / "ledger/usage.v1"), "/run/ringfence/ledger/usage.v1", False),
+    ]
     assert admitted.response.envs["LD_AUDIT"].startswith("/usr/local/ringfence/")
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from deviceplugin.apiserver import ApiServerError, connect
 from deviceplugin.pods import PodCache
-from tests.contract.conftest import NODE, RESOURCE, eventually
+from tests.contract.conftest import NODE, eventually
 from tests.contract.peers import hami
 from tests.contract.peers.apiserver import ApiServer
 
@@ -29,7 +29,7 @@ def api() -> Iterator[ApiServer]:
 
 @pytest.fixture
 def cache(api: ApiServer, tmp_path: Path) -> Iterator[PodCache]:
-    one = PodCache(connect(NODE, api.kubeconfig(tmp_path / "kubeconfig")), RESOURCE)
+    one = PodCache(connect(NODE, api.kubeconfig(tmp_path / "kubeconfig")))
     yield one
     one.stop()
 

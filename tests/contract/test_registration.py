@@ -29,6 +29,11 @@ def sockets(bench: Bench) -> list[Path]:
     return sorted(bench.kubelet.plugins.glob("ringfence-*.sock"))
 
 
+def elsewhere(bench: Bench) -> str:
+    """The option that makes it another plugin: two of one state directory stand in line."""
+    return f"--state-dir={bench.root / 'other'}"
+
+
 def test_kubelet_gets_every_slot_with_its_numa_node(bench: Bench) -> None:
     bench.start("--split-count=3")
     assert bench.kubelet.wait_devices(RESOURCE, healthy).keys() == {
@@ -92,7 +97,7 @@ def test_sockets_of_killed_predecessors_are_cleared_and_foreign_ones_are_not(
 
 
 def test_a_predecessor_that_ends_late_does_not_end_its_successor(bench: Bench) -> None:
-    first = bench.start()
+    first = bench.start(elsewhere(bench))
     bench.start()
     assert bench.terminate(first) == 0
     bench.kubelet.wait_devices(RESOURCE, healthy)
@@ -114,7 +119,7 @@ def test_an_orderly_end_leaves_no_socket_and_no_error(bench: Bench) -> None:
 def test_devices_that_another_plugin_took_down_come_back(bench: Bench, second: Second) -> None:
     bench.kubelet.second = second
     bench.start()
-    other = bench.start()
+    other = bench.start(elsewhere(bench))
     count = len(bench.kubelet.registrations)
     bench.kill(other)
     bench.kubelet.wait_registrations(count + 1, timeout=30)
@@ -124,7 +129,7 @@ def test_devices_that_another_plugin_took_down_come_back(bench: Bench, second: S
 
 def test_a_refused_registration_is_tried_again_calmly(bench: Bench) -> None:
     bench.kubelet.second = Second.REFUSED
-    owner = bench.start()
+    owner = bench.start(elsewhere(bench))
     bench.start(wait=False)
     eventually(lambda: "device plugin already connected" in bench.log)
     time.sleep(4)

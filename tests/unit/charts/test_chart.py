@@ -11,7 +11,9 @@ import helm_python
 import pytest
 import yaml
 
-from deviceplugin.main import parser as plugin_parser
+from deviceplugin.options import parser as plugin_parser
+from deviceplugin.options import terms
+from deviceplugin.terms import Terms
 from enforcer import cli
 from enforcer.daemon import _parser as enforcer_parser
 
@@ -32,6 +34,17 @@ VARIANTS: dict[str, Values] = {
     },
     "hook": {"hookDir": "/opt/ringfence"},
     "plugin": {"devicePlugin": {"splitCount": 4, "failOpen": True, "logLevel": "debug"}},
+    "modes": {
+        "devicePlugin": {
+            "scheduler": "none",
+            "operatingMode": "partition",
+            "computePartition": "cpx",
+            "resourceNaming": "mixed",
+            "excludeGPUs": ["0000:05:00.0", "card3"],
+            "memoryScaling": 1.5,
+            "allocatorPolicy": "spread",
+        }
+    },
     "cri-o": {"containerRuntime": {"containerdStateDir": ""}},
     "service monitor": {"metrics": {"serviceMonitor": {"enabled": True, "labels": {"team": "a"}}}},
     "pod monitor": {"metrics": {"podMonitor": {"enabled": True, "interval": "1m30s"}}},
@@ -313,6 +326,21 @@ def test_failing_open_has_to_be_asked_for() -> None:
     assert (chosen.fail_open, chosen.split_count, chosen.log_level) == (True, 4, "debug")
 
 
+def test_the_modes_reach_the_plugin() -> None:
+    options = parser_of("device-plugin").parse_args(
+        container("device-plugin", VARIANTS["modes"])["args"]
+    )
+    assert terms(options) == Terms(
+        whole=True,
+        operating_mode="partition",
+        compute_partition="cpx",
+        mixed=True,
+        memory_scaling=1.5,
+        exclude=frozenset({"0000:05:00.0", "card3"}),
+    )
+    assert options.allocator_policy == "spread"
+
+
 def test_both_containers_know_their_node() -> None:
     for name in ("device-plugin", "enforcer"):
         (node,) = [e for e in container(name)["env"] if e["name"] == "NODE_NAME"]
@@ -479,6 +507,9 @@ def test_the_schema_and_the_values_list_the_same_keys() -> None:
         ({"updateStrategy": {"type": "Recreate"}}, "/updateStrategy/type"),
         ({"enforcer": {"resources": {"limits": {"memory": "much"}}}}, "limits/memory"),
         ({"podLabels": {"a": 1}}, "/podLabels/a"),
+        ({"devicePlugin": {"memoryScaling": 0.5}}, "/devicePlugin/memoryScaling"),
+        ({"devicePlugin": {"excludeGPUs": ["gpu1"]}}, "/devicePlugin/excludeGPUs"),
+        ({"devicePlugin": {"computePartition": "CPX"}}, "/devicePlugin/computePartition"),
     ],
 )
 def test_a_value_of_the_wrong_kind_is_refused_at_its_place(values: Values, where: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from deviceplugin.devices import Device, devices_of
 from deviceplugin.pod import Claim, Pod
+from deviceplugin.terms import Terms
 from enforcer.model import MIB, ContainerKind, Gpu, Share, Slice
 
 NODE = "gpu-node"
@@ -33,7 +34,7 @@ def gpu(bdf: str = BDF, **more: object) -> Gpu:
 
 
 def device(bdf: str = BDF, *, healthy: bool = True, **more: object) -> Device:
-    ((one,), _) = devices_of([gpu(bdf, **more)], 0)
+    ((one,), _) = devices_of([gpu(bdf, **more)], Terms())
     return Device(one.gpu, one.id, one.slots, healthy)
 
 

@@ -1,16 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given as hypothesis_given
 from hypothesis import strategies as st
 
-from deviceplugin.allocate import answer, decide, held_cus, hook_installed, promised_bytes
+from deviceplugin.allocate import (
+    Mount,
+    answer,
+    decide,
+    held_cus,
+    hook_installed,
+    promised_bytes,
+)
 from deviceplugin.cu import CuLayout
+from deviceplugin.devices import devices_of
 from deviceplugin.pending import Turn, turns
 from deviceplugin.refusal import RefusalError
+from deviceplugin.terms import Terms
 from enforcer.model import MIB, ContainerKind, Share, Slice
 
 from .given import (
@@ -23,17 +33,18 @@ from .given import (
     OTHER_ID,
     claim,
     device,
+    gpu,
     pod,
     slice_of,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from deviceplugin.devices import Device
     from deviceplugin.pod import Pod
 
+RUN = Path("/run/ringfence")
 INIT, SIDECAR, APP = ContainerKind.INIT, ContainerKind.SIDECAR, ContainerKind.APP
 
 
@@ -236,7 +247,7 @@ def test_a_cu_list_of_a_larger_gpu_is_cut_to_this_one() -> None:
 
 
 def test_the_answer_of_a_slice() -> None:
-    given = answer(slice_of(), DEVICES, None)
+    given = answer(slice_of(), DEVICES, None, RUN)
     assert given.envs == {
         "ROCR_VISIBLE_DEVICES": "GPU-8eff74b5801bb564",
         "HIP_VISIBLE_DEVICES": "0",
@@ -248,14 +259,14 @@ def test_the_answer_of_a_slice() -> None:
 
 
 def test_the_answer_of_a_whole_gpu_has_neither_mask_nor_limit_nor_hook(tmp_path: Path) -> None:
-    given = answer(slice_of("app", Share(BDF, None)), DEVICES, tmp_path)
+    given = answer(slice_of("app", Share(BDF, None)), DEVICES, tmp_path, RUN)
     assert set(given.envs) == {"ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"}
     assert given.mounts == ()
 
 
 def test_two_gpus_are_masked_in_the_order_they_are_visible() -> None:
     item = slice_of("app", Share(OTHER, MIB, "4-5"), Share(BDF, 2 * MIB, None))
-    given = answer(item, DEVICES, None)
+    given = answer(item, DEVICES, None, RUN)
     assert given.envs["ROCR_VISIBLE_DEVICES"] == "GPU-1122334455667788,GPU-8eff74b5801bb564"
     assert given.envs["HIP_VISIBLE_DEVICES"] == "0,1"
     assert given.envs["HSA_CU_MASK"] == "0:4-5;1:0-303"
@@ -266,20 +277,25 @@ def test_two_gpus_are_masked_in_the_order_they_are_visible() -> None:
 def test_a_gpu_without_unique_id_goes_by_its_rank() -> None:
     devices = [device(unique_id=None), device(OTHER)]
     item = slice_of("app", Share(OTHER, MIB), Share(BDF, MIB))
-    assert answer(item, devices, None).envs["ROCR_VISIBLE_DEVICES"] == "GPU-1122334455667788,0"
+    assert answer(item, devices, None, RUN).envs["ROCR_VISIBLE_DEVICES"] == "GPU-1122334455667788,0"
 
 
 def test_a_gpu_without_a_card_node_has_its_render_node() -> None:
-    given = answer(slice_of(), [device(card=None)], None)
+    given = answer(slice_of(), [device(card=None)], None, RUN)
     assert given.devices == ("/dev/kfd", "/dev/dri/renderD128")
 
 
 def test_the_hook_is_set_and_mounted_read_only_where_it_is_installed(tmp_path: Path) -> None:
-    given = answer(slice_of(), DEVICES, tmp_path)
+    given = answer(slice_of(), DEVICES, tmp_path, RUN)
     assert given.envs["LD_AUDIT"] == "/usr/local/ringfence/libringfence-audit.so"
     assert given.envs["HSA_TOOLS_LIB"] == "/usr/local/ringfence/libringfence-hsa.so"
     assert given.envs["GLIBC_TUNABLES"] == "glibc.rtld.optional_static_tls=4096"
-    assert given.mounts == ((str(tmp_path), "/usr/local/ringfence"),)
+    own = f"{RUN}/slices/uid-pod/app"
+    assert given.mounts == (
+        Mount(str(tmp_path), "/usr/local/ringfence"),
+        Mount(own, "/etc/ringfence"),
+        Mount(f"{own}/ledger/usage.v1", "/run/ringfence/ledger/usage.v1", read_only=False),
+    )
 
 
 def test_half_a_hook_is_none(tmp_path: Path) -> None:
@@ -292,8 +308,78 @@ def test_half_a_hook_is_none(tmp_path: Path) -> None:
 
 def test_a_vanished_gpu_has_no_answer() -> None:
     with pytest.raises(KeyError):
-        answer(slice_of(), [], None)
+        answer(slice_of(), [], None, RUN)
 
 
 def test_a_turn_names_its_claim() -> None:
     assert Turn(pod(None, *TWO), 1).claim.container == "app"
+
+
+SCALED, _ = devices_of([gpu(), gpu(OTHER)], Terms(memory_scaling=2))
+CPX, _ = devices_of(
+    [
+        gpu(
+            render=128 + number,
+            partition=number,
+            cu_count=38,
+            vram_bytes=24536 * MIB,
+            compute_partition="cpx",
+            memory_partition="nps4",
+        )
+        for number in range(8)
+    ],
+    Terms(operating_mode="partition"),
+)
+
+
+def test_scaled_memory_is_given_and_marked() -> None:
+    item = allocate(pod(f"{ID},T,300000,76:;"), devices=SCALED)
+    assert item.shares == (Share(BDF, 300000 * MIB, "0-75"),)
+    assert item.oversubscribe
+    assert answer(item, SCALED, None, RUN).envs["HIP_OVERSUBSCRIBE"] == "true"
+    with pytest.raises(RefusalError, match="expected 1 to 392576 MiB"):
+        allocate(pod(f"{ID},T,392577,76:;"), devices=SCALED)
+    with pytest.raises(RefusalError, match="has 392576 MiB, but 450000 MiB would be promised"):
+        allocate(pod(f"{ID},T,150000,76:;", name="b"), [item], devices=SCALED)
+
+
+def test_a_whole_gpu_with_scaled_memory_is_whole() -> None:
+    item = allocate(pod(f"{ID},T,392576,304:;"), devices=SCALED)
+    assert item.shares == (Share(BDF, None),)
+    assert not item.oversubscribe
+    assert "HIP_OVERSUBSCRIBE" not in answer(item, SCALED, None, RUN).envs
+
+
+def test_without_scaling_nothing_is_oversubscribed() -> None:
+    item = allocate(pod(f"{ID},T,4096,76:;"))
+    assert not item.oversubscribe
+    assert "HIP_OVERSUBSCRIBE" not in answer(item, DEVICES, None, RUN).envs
+
+
+def test_a_partition_goes_whole_and_by_its_own_render_node() -> None:
+    ids = [f"{BDF}-3#cpx", f"{BDF}-1#cpx"]
+    one = pod(f"{CPX[3].id},T,24536,38:{CPX[1].id},T,24536,38:;", claim(count=2))
+    item = allocate(one, devices=CPX, device_ids=ids)
+    assert item.shares == (Share(BDF, None, partition=3), Share(BDF, None, partition=1))
+    given = answer(item, CPX, None, RUN)
+    # They share a UUID, so ROCr is told which of those it can see.
+    assert given.envs == {"ROCR_VISIBLE_DEVICES": "1,0", "HIP_VISIBLE_DEVICES": "0,1"}
+    assert "/dev/dri/renderD131" in given.devices
+    assert "/dev/dri/renderD129" in given.devices
+
+
+def test_partitions_of_one_gpu_are_given_side_by_side_and_each_once() -> None:
+    taken = slice_of("app", Share(BDF, None, partition=3), name="other")
+    one = pod(f"{CPX[2].id},T,24536,38:;")
+    assert allocate(one, [taken], CPX).shares == (Share(BDF, None, partition=2),)
+    with pytest.raises(RefusalError, match="held by default/other"):
+        allocate(pod(f"{CPX[3].id},T,24536,38:;"), [taken], CPX)
+
+
+def test_a_slice_from_before_a_mode_change_keeps_the_whole_gpu() -> None:
+    old = slice_of("app", Share(BDF, 4096 * MIB, "0-3"), name="other")
+    with pytest.raises(RefusalError, match="held by default/other"):
+        allocate(pod(f"{CPX[7].id},T,24536,38:;"), [old], CPX)
+    part = slice_of("app", Share(BDF, None, partition=3), name="other")
+    with pytest.raises(RefusalError, match="held by default/other"):
+        allocate(pod(f"{ID},T,1024,10:;"), [part])

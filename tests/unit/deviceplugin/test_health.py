@@ -5,6 +5,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from deviceplugin.health import GpuSource, Offer, merge
+from deviceplugin.terms import Terms
 from enforcer.api.client import Client, EnforcerError
 from enforcer.host.roots import Roots
 from enforcer.model import HostSupport, Layer, LayerState, Snapshot
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     import pytest
 
     from enforcer.model import Gpu
+
+
+def terms() -> tuple[Terms, tuple[str, ...]]:
+    return Terms(), ()
 
 
 def test_a_gpu_that_is_gone_stays_on_offer_as_unhealthy() -> None:
@@ -33,7 +38,7 @@ def test_a_gpu_that_appears_is_offered() -> None:
 def test_a_change_wakes_those_who_wait_and_no_change_does_not() -> None:
     gpus = [gpu()]
     changes: list[int] = []
-    offer = Offer(lambda: (list(gpus), []), 0, 3600, lambda: changes.append(1))
+    offer = Offer(lambda: (list(gpus), []), terms, 3600, lambda: changes.append(1))
     offer.look()
     version, devices = offer.snapshot()
     assert [one.gpu.bdf for one in devices] == [BDF]
@@ -50,7 +55,7 @@ def test_a_problem_is_told_once_and_again_after_it_was_gone(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     problems = ["KFD node 3: broken"]
-    offer = Offer(lambda: ([gpu()], list(problems)), 0, 3600, lambda: None)
+    offer = Offer(lambda: ([gpu()], list(problems)), terms, 3600, lambda: None)
     for told in (1, 1):
         offer.look()
         assert caplog.text.count("KFD node 3: broken") == told

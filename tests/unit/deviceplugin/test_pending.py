@@ -9,6 +9,7 @@ import pytest
 from deviceplugin.codec import NodeLock
 from deviceplugin.pending import Turn, choose, owners, strangers, turns
 from deviceplugin.refusal import RefusalError
+from deviceplugin.terms import RESOURCE
 from enforcer.model import ContainerKind
 
 from .given import BDF, DEVICES, ID, NODE, OTHER, OTHER_ID, claim, pod, slice_of
@@ -140,11 +141,12 @@ STRANGER = replace(A, name="stranger", annotations={})
 
 
 def test_a_pod_bound_by_somebody_else_is_a_stranger_until_kubelet_has_it() -> None:
-    assert strangers([A, STRANGER], NODE, 1) == [STRANGER]
-    assert strangers([STRANGER], NODE, 2) == []
-    assert strangers([STRANGER], "elsewhere", 1) == []
+    assert strangers([A, STRANGER], NODE, RESOURCE, 1) == [STRANGER]
+    assert strangers([STRANGER], NODE, RESOURCE, 2) == []
+    assert strangers([STRANGER], "elsewhere", RESOURCE, 1) == []
+    assert strangers([STRANGER], NODE, "amd.com/cpx_nps4", 1) == []
     for known in ({"acknowledged": True}, {"phase": "Failed"}, {"deleted": True}, {"claims": ()}):
-        assert strangers([replace(STRANGER, **known)], NODE, 1) == []
+        assert strangers([replace(STRANGER, **known)], NODE, RESOURCE, 1) == []
 
 
 def test_an_unreadable_annotation_does_not_hide_the_pod_the_lock_names() -> None:

@@ -34,14 +34,18 @@ def test_claims_come_in_the_order_of_kubelets_admission() -> None:
                 container("side", {RESOURCE: "2"}, restartPolicy="Always"),
                 container("none", None),
             ],
-            containers=[container("cpu", {"cpu": "1"}), container("app", {RESOURCE: 4})],
-        ),
-        RESOURCE,
+            containers=[
+                container("cpu", {"cpu": "1"}),
+                container("app", {RESOURCE: 4}),
+                container("part", {"amd.com/cpx_nps4": "1", "amd.com/gpumem": "9"}),
+            ],
+        )
     )
     assert parsed.claims == (
         Claim("init", ContainerKind.INIT, 1),
         Claim("side", ContainerKind.SIDECAR, 2),
         Claim("app", ContainerKind.APP, 4),
+        Claim("part", ContainerKind.APP, 1, "amd.com/cpx_nps4"),
     )
     assert parsed.title == "default/pod"
     assert parsed.annotations == {"hami.io/bind-phase": "allocating"}
@@ -50,14 +54,14 @@ def test_claims_come_in_the_order_of_kubelets_admission() -> None:
 def test_what_is_no_count_is_no_claim() -> None:
     for quantity in ("0", "-1", "1.5", "", "2k", None):
         spec = pod(containers=[container("app", {RESOURCE: quantity})])
-        assert parse_pod(spec, RESOURCE).claims == ()
+        assert parse_pod(spec).claims == ()
 
 
 def test_a_bare_pod_is_pending_and_not_deleted() -> None:
     item: dict[str, object] = {
         "metadata": {"namespace": "n", "name": "p", "uid": "1", "resourceVersion": "1"}
     }
-    parsed = parse_pod(item, RESOURCE)
+    parsed = parse_pod(item)
     assert (parsed.phase, parsed.node, parsed.deleted, parsed.ended) == (
         "Pending",
         "",
@@ -69,7 +73,7 @@ def test_a_bare_pod_is_pending_and_not_deleted() -> None:
 def test_a_pod_on_its_way_out_is_deleted() -> None:
     item = pod()
     item["metadata"]["deletionTimestamp"] = "2026-01-02T03:04:05Z"  # type: ignore[index]
-    assert parse_pod(item, RESOURCE).deleted
+    assert parse_pod(item).deleted
 
 
 def test_a_nodes_lock_is_read_or_none() -> None:

@@ -2,11 +2,16 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deviceplugin.preferred import prefer
+from deviceplugin.devices import Device, devices_of
+from deviceplugin.preferred import BINPACK, SPREAD, prefer
+from deviceplugin.terms import Terms
+
+from .given import gpu
 
 GPUS = [f"0000:{bus:02x}:00.0" for bus in range(4)]
 IDS = st.lists(
@@ -61,8 +66,116 @@ def test_more_than_there_is_gives_what_there_is() -> None:
     assert prefer([f"{GPUS[0]}#0"], [], 3) == [f"{GPUS[0]}#0"]
 
 
-def test_64_partitions_with_10_slots_take_milliseconds() -> None:
-    available = [f"0000:{bus:02x}:00.0#{slot}" for bus in range(64) for slot in range(10)]
-    started = time.perf_counter()
-    assert len(prefer(available, [], 64)) == 64
-    assert time.perf_counter() - started < 0.5
+def node(
+    hives: tuple[tuple[int, ...], ...] = (), numa: tuple[int, ...] = (0, 0, 1, 1)
+) -> tuple[Device, ...]:
+    """Four GPUs: the hives they are in, and their NUMA nodes."""
+    peers = {
+        one: {GPUS[peer] for hive in hives if one in hive for peer in hive} for one in range(4)
+    }
+    return devices_of(
+        [
+            gpu(
+                bdf,
+                render=128 + one,
+                unique_id=one + 1,
+                numa_node=numa[one],
+                xgmi_peers=tuple(sorted(peers[one] - {bdf})),
+            )
+            for one, bdf in enumerate(GPUS)
+        ],
+        Terms(split_count=12),
+    )[0]
+
+
+def gpus_of(picked: list[str]) -> list[int]:
+    return sorted(GPUS.index(device_id.partition("#")[0]) for device_id in picked)
+
+
+EVERY = [f"{bdf}#{slot}" for bdf in GPUS for slot in range(2)]
+
+
+@given(IDS, st.data())
+def test_links_and_policy_change_neither_size_nor_must(
+    available: list[str], data: st.DataObject
+) -> None:
+    size = data.draw(st.integers(0, len(available)))
+    must = data.draw(st.permutations(available))[: data.draw(st.integers(0, size))]
+    policy = data.draw(st.sampled_from([BINPACK, SPREAD]))
+    picked = prefer(available, must, size, (), node(((0, 2), (1, 3))), policy)
+    assert len(picked) == size == len(set(picked))
+    assert set(must) <= set(picked) <= set(available)
+
+
+def test_linked_gpus_go_together() -> None:
+    assert gpus_of(prefer(EVERY, [], 2, (), node(((0, 2), (1, 3))))) == [0, 2]
+    assert gpus_of(prefer(EVERY[2:], [], 2, (), node(((0, 2), (1, 3))))) == [1, 3]
+
+
+def test_a_link_counts_more_than_a_numa_node() -> None:
+    assert gpus_of(prefer(EVERY, [], 2, (), node(((1, 2),)))) == [1, 2]
+
+
+def test_without_links_the_numa_node_decides() -> None:
+    assert gpus_of(prefer(EVERY[2:], [], 2, (), node())) == [2, 3]
+
+
+def test_what_must_be_in_draws_its_peers() -> None:
+    assert gpus_of(prefer(EVERY, [EVERY[2]], 2, (), node(((0, 2), (1, 3))))) == [1, 3]
+    assert gpus_of(prefer(EVERY, [EVERY[6]], 2, (), node())) == [2, 3]
+
+
+def test_a_bigger_group_is_not_grown_into_the_wrong_hive() -> None:
+    """GPU 0 has the best single neighbour, but 1, 2 and 3 have the most links together."""
+    assert gpus_of(prefer(EVERY, [], 3, (), node(((1, 2, 3), (0, 1)), (0, 0, 1, 1)))) == [1, 2, 3]
+
+
+def test_partitions_of_one_gpu_go_together() -> None:
+    parts = [
+        gpu(
+            bdf,
+            render=128 + number,
+            partition=number % 2,
+            compute_partition="dpx",
+            unique_id=GPUS.index(bdf) + 1,
+        )
+        for number, bdf in enumerate([*GPUS[:2], *GPUS[:2]])
+    ]
+    devices, _ = devices_of(
+        [replace(one, partition=index // 2) for index, one in enumerate(parts)], Terms(whole=True)
+    )
+    available = [slot for one in devices for slot in one.slots]
+    picked = prefer(available[1:], [], 2, (), devices)
+    assert {slot.partition("-")[0] for slot in picked} == {GPUS[1]}
+
+
+def test_spread_takes_the_emptiest_gpu() -> None:
+    available = [f"{GPUS[0]}#{slot}" for slot in range(5)] + [f"{GPUS[1]}#7"]
+    assert prefer(available, [], 1, (), (), SPREAD) == [f"{GPUS[0]}#0"]
+    assert prefer(available, [], 1, (), (), BINPACK) == [f"{GPUS[1]}#7"]
+
+
+def test_among_equal_groups_the_fullest_goes_first() -> None:
+    available = [one for one in EVERY if one not in {f"{GPUS[2]}#0", f"{GPUS[3]}#0"}]
+    assert gpus_of(prefer(available, [], 2, (), node())) == [2, 3]
+    assert gpus_of(prefer(available, [], 2, (), node(), SPREAD)) == [0, 1]
+
+
+def test_64_linked_partitions_with_10_slots_take_a_fraction_of_a_second() -> None:
+    gpus = [
+        gpu(
+            f"0000:{number // 8:02x}:00.0",
+            render=128 + number,
+            partition=number % 8,
+            unique_id=number // 8 + 1,
+            xgmi_peers=tuple(f"0000:{bus:02x}:00.0" for bus in range(8) if bus != number // 8),
+        )
+        for number in range(64)
+    ]
+    devices, _ = devices_of(gpus, Terms(operating_mode="partition", split_count=10))
+    available = [slot for one in devices for slot in one.slots]
+    assert len(available) == 640
+    for size in (1, 8, 32, 64, 640):
+        started = time.perf_counter()
+        assert len(prefer(available, [], size, (), devices)) == size
+        assert time.perf_counter() - started < 1

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from deviceplugin.recover import lost_slices
+from deviceplugin.recover import lost_slices, whole_slices
 from enforcer.model import MIB, ContainerKind, Share, Slice
 
 from .given import BDF, CREATED, DEVICES, ID, NODE, OTHER, OTHER_ID, claim, pod, slice_of
@@ -113,3 +113,35 @@ def test_one_bad_pod_costs_only_itself() -> None:
         found, problems = lost_slices(pods, NODE, [], DEVICES, held, CREATED)
         assert found == [slice_of()]
         assert len(problems) == 1
+
+
+def plain(**more: object) -> Pod:
+    """A pod of a cluster without a scheduler of ours."""
+    return replace(pod(phase="Running", bind_phase=""), annotations={}, **more)  # type: ignore[arg-type]
+
+
+def whole(one: Pod, slices: tuple[Slice, ...] = (), held: PodDevices | None = None) -> list[Slice]:
+    return whole_slices([one], slices, DEVICES, HELD if held is None else held, CREATED)
+
+
+def test_whole_gpus_are_those_of_kubelets_record() -> None:
+    assert whole(plain()) == [slice_of("app", Share(BDF, None))]
+
+
+def test_a_container_that_is_known_is_left_alone() -> None:
+    assert whole(plain(), (slice_of("app", Share(BDF, None)),)) == []
+    two = plain(claims=(claim("app"), claim("more")))
+    held: PodDevices = {("default", "pod"): {"app": (f"{BDF}#0",), "more": (f"{OTHER}#0",)}}
+    (found,) = whole(two, (slice_of("app", Share(BDF, None)),), held)
+    assert (found.container, found.shares) == ("more", (Share(OTHER, None),))
+
+
+@pytest.mark.parametrize("phase", ["Pending", "Failed", "Succeeded"])
+def test_a_pod_that_does_not_run_may_not_be_the_one_of_its_name(phase: str) -> None:
+    assert whole(plain(phase=phase)) == []
+
+
+@pytest.mark.parametrize("ids", [(), ("0000:99:00.0#0",), (f"{BDF}#0", "0000:99:00.0#0")])
+def test_devices_that_are_not_offered_make_no_slice(ids: tuple[str, ...]) -> None:
+    assert whole(plain(), held={("default", "pod"): {"app": ids}}) == []
+    assert whole(plain(), held={("default", "other"): {"app": (f"{BDF}#0",)}}) == []
