@@ -150,6 +150,25 @@ def _share(
     return Share(gpu.bdf, share.mib * MIB, encode_cus(to_ids(cus)), gpu.partition)
 
 
+def idle_xccs(item: Slice, devices: Iterable[Device]) -> list[str]:
+    """A line for each GPU on which a slice has no CU on some XCC, to which its queues send work."""
+    by_key = {device.key: device.gpu for device in devices}
+    lines = []
+    for share in item.shares:
+        gpu = by_key.get(share_key(share))
+        if gpu is None or share.cus is None or share.vram_bytes is None:
+            continue
+        layout = layout_of(gpu)
+        cus = to_ids(held_cus(share, layout))
+        idle = layout.xccs - len({layout.xcc(cu) for cu in cus})
+        if idle:
+            lines.append(
+                f"GPU {share_key(share)}: {len(cus)} CUs are on {layout.xccs - idle} of its "
+                f"{layout.xccs} XCCs: expected at least one on each, ask for more amd.com/gpucores"
+            )
+    return lines
+
+
 def _beside(turn: Turn, other: Slice) -> bool:
     """True if ``other`` may run at the same time as the container whose turn it is.
 
@@ -161,7 +180,7 @@ def _beside(turn: Turn, other: Slice) -> bool:
 
 def layout_of(gpu: Gpu) -> CuLayout:
     """The CUs of a GPU, and which go together."""
-    return CuLayout(gpu.cu_count, gpu.cu_per_wgp)
+    return CuLayout(gpu.cu_count, gpu.cu_per_wgp, gpu.xcc_count or 1)
 
 
 def _cus(layout: CuLayout, gpu: Gpu, slices: Iterable[Slice]) -> int:

@@ -8,7 +8,7 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Protocol
 
-from deviceplugin.allocate import answer, decide, hook_installed
+from deviceplugin.allocate import answer, decide, hook_installed, idle_xccs
 from deviceplugin.apiserver import ApiServerError
 from deviceplugin.devices import find_device, share_key
 from deviceplugin.hold import slices_to_hold
@@ -102,6 +102,8 @@ class Scheduled:
         except OSError as error:
             raise turn.refuse(f"the checkpoint cannot be written: {error}") from error
         _log.info("pod %s, container %s: %s", turn.pod.title, item.container, _describe(item))
+        for line in idle_xccs(item, self._offer.devices):
+            _log.warning("pod %s, container %s: %s", turn.pod.title, item.container, line)
         return item
 
     def _refuse_strangers(self, resource: str, count: int) -> None:

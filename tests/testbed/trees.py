@@ -99,14 +99,15 @@ def write_sys(sys: Path, node: NodeSpec) -> None:
         _write(nodes / str(cpu) / "gpu_id", "0\n")
         _properties(nodes / str(cpu) / "properties", {"cpu_cores_count": 64, "simd_count": 0})
     numbers = {gpu.bdf: node.cpus + index for index, gpu in enumerate(node.gpus)}
-    free = node.cpus + len(node.gpus)
+    free = first = node.cpus + len(node.gpus)
     for gpu in node.gpus:
         number = numbers[gpu.bdf]
         _pci_device(sys, gpu)
         _kfd_node(nodes / str(number), gpu, gpu.kfd_id, gpu.render, 0, None)
         _links(nodes / str(number), number, [(0, PCIE), *((numbers[b], XGMI) for b in gpu.xgmi)])
         for index, partition in enumerate(gpu.partitions, 1):
-            _platform_device(sys, index - 1, partition)
+            # Numbered through over all GPUs, as the driver does.
+            _platform_device(sys, free - first, partition)
             _kfd_node(
                 nodes / str(free), gpu, partition.kfd_id, partition.render, index, partition.vram
             )

@@ -14,6 +14,7 @@ from deviceplugin.allocate import (
     decide,
     held_cus,
     hook_installed,
+    idle_xccs,
     promised_bytes,
 )
 from deviceplugin.cu import CuLayout
@@ -383,3 +384,16 @@ def test_a_slice_from_before_a_mode_change_keeps_the_whole_gpu() -> None:
     part = slice_of("app", Share(BDF, None, partition=3), name="other")
     with pytest.raises(RefusalError, match="held by default/other"):
         allocate(pod(f"{ID},T,1024,10:;"), [part])
+
+
+def test_a_slice_that_leaves_an_xcc_idle_is_reported() -> None:
+    devices = [device(xcc_count=8)]
+    few = allocate(pod(f"{ID},T,4096,3:;"), devices=devices)
+    (line,) = idle_xccs(few, devices)
+    assert line.startswith(
+        f"GPU {BDF}: 3 CUs are on 3 of its 8 XCCs: expected at least one on each"
+    )
+    assert idle_xccs(allocate(pod(f"{ID},T,4096,8:;"), devices=devices), devices) == []
+    assert idle_xccs(slice_of("app", Share(BDF, None)), devices) == []
+    assert idle_xccs(slice_of("app", Share(BDF, 1 << 30)), devices) == []
+    assert idle_xccs(few, []) == []

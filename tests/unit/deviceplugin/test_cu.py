@@ -74,3 +74,75 @@ def test_preferred_cus_go_before_lower_ones() -> None:
 def test_no_count_is_refused(wanted: int) -> None:
     with pytest.raises(ValueError, match="positive count"):
         CuLayout(8).allocate(wanted, 0)
+
+
+def of_xcc(layout: CuLayout, cus: int) -> list[int]:
+    counts = [0] * layout.xccs
+    for cu in to_ids(cus):
+        counts[layout.xcc(cu)] += 1
+    return counts
+
+
+@given(st.integers(1, 320), st.sampled_from([1, 2]), st.sampled_from([1, 2, 4, 6, 8]), st.data())
+def test_slices_are_disjoint_whole_exact_and_refused_only_when_full(
+    count: int, group: int, xccs: int, data: st.DataObject
+) -> None:
+    layout = CuLayout(count, group, xccs)
+    held: list[int] = []
+    for _ in range(8):
+        busy = sum(held)
+        if held and data.draw(st.booleans()):
+            held.remove(data.draw(st.sampled_from(held)))
+            continue
+        wanted = data.draw(st.integers(1, count))
+        free = [one for one in layout.groups() if not one & busy]
+        needed = -(-wanted // group)
+        fits = not busy if wanted >= count else len(free) >= needed
+        try:
+            got = layout.allocate(wanted, busy)
+        except CusExhaustedError:
+            assert not fits
+            continue
+        assert fits
+        assert got & busy == 0
+        assert got & ~layout.all == 0
+        if wanted < count:
+            assert got.bit_count() == needed * group
+            assert all(got & one in {0, one} for one in layout.groups())
+        held.append(got)
+
+
+@given(st.integers(16, 320), st.sampled_from([2, 4, 8]), st.integers(0), st.data())
+def test_no_xcc_gets_two_more_than_another_that_had_one_free(
+    count: int, xccs: int, busy: int, data: st.DataObject
+) -> None:
+    layout = CuLayout(count, 1, xccs)
+    busy &= layout.all
+    free = layout.all & ~busy
+    if free.bit_count() < 2:
+        return
+    got = layout.allocate(data.draw(st.integers(1, min(free.bit_count(), count - 1))), busy)
+    counts, left = of_xcc(layout, got), of_xcc(layout, free & ~got)
+    for n in range(xccs):
+        if left[n]:
+            assert max(counts) - counts[n] <= 1
+
+
+def test_an_empty_gpu_gives_runs_as_before() -> None:
+    layout = CuLayout(304, 1, 8)
+    assert to_ids(layout.allocate(76, 0)) == list(range(76))
+    assert to_ids(layout.allocate(76, layout.allocate(76, 0))) == list(range(76, 152))
+
+
+def test_a_fragmented_gpu_still_serves_every_xcc() -> None:
+    layout = CuLayout(64, 1, 8)
+    busy = to_bitmap(cu for cu in range(48) if cu % 8 > 1)
+    assert of_xcc(layout, layout.allocate(16, busy)) == [2] * 8
+
+
+def test_what_the_pod_holds_counts_for_the_spread() -> None:
+    layout = CuLayout(64, 1, 8)
+    held = to_bitmap([0, 8, 16])
+    got = layout.allocate(10, 0, prefer=held)
+    assert got & held == held
+    assert of_xcc(layout, got) == [3, 1, 1, 1, 1, 1, 1, 1]
