@@ -26,9 +26,12 @@ HOLDING: Final = Struct("=QQQQQIIQII")
 EVENT: Final = Struct("=QQQQQQIIII16s")
 SELF_TEST: Final = Struct("=QII")
 
+# Indices of the map ``policy``; what is 0 there is the default of ``Policy``.
+POLICY_SPARE_SWITCHED: Final = 0
+
 
 class Counter(IntEnum):
-    """Indices of the map ``counters``; those named REFUSED are reasons of a refusal."""
+    """Indices of the map ``counters``; those in ``REASONS`` are reasons of an event."""
 
     REFUSED_LIMIT = 0
     REFUSED_UNKNOWN_GPU = 1
@@ -41,17 +44,19 @@ class Counter(IntEnum):
     REFUSED_NO_LEDGER = 8
     REFUSED_PLACEMENT = 9
     REFUSED_DEPTH = 10
-    SETTLED_UP = 11
-    SETTLED_DOWN = 12
-    UNRESERVED = 13
-    GIVEN_BACK = 14
-    UNRECORDED_BUFFER = 15
-    UNRECORDED_RESOURCE = 16
-    STALE_HOLDING = 17
-    EVENTS_DROPPED = 18
-    SELF_TESTS = 19
-    ENTERED = 20
-    NOT_ENTERED = 21
+    SWITCHED_KILLED = 11
+    SWITCHED_SPARED = 12
+    SETTLED_UP = 13
+    SETTLED_DOWN = 14
+    UNRESERVED = 15
+    GIVEN_BACK = 16
+    UNRECORDED_BUFFER = 17
+    UNRECORDED_RESOURCE = 18
+    STALE_HOLDING = 19
+    EVENTS_DROPPED = 20
+    SELF_TESTS = 21
+    ENTERED = 22
+    NOT_ENTERED = 23
 
 
 REASONS: Final = {
@@ -66,8 +71,10 @@ REASONS: Final = {
     Counter.REFUSED_NO_LEDGER: "no ledger attached",
     Counter.REFUSED_PLACEMENT: "moving a buffer into VRAM",
     Counter.REFUSED_DEPTH: "too many limited cgroups above the caller",
+    Counter.SWITCHED_KILLED: "arguments switched under the driver's eyes, killed",
+    Counter.SWITCHED_SPARED: "arguments switched under the driver's eyes, reported only",
 }
-"""Why a call was refused, for people."""
+"""Why a call was refused, or its process killed, for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +116,8 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """One refused call, as the ring buffer tells it. Sizes in bytes."""
+class Event:
+    """A call that was refused, or for which its process was killed or reported. Sizes in bytes."""
 
     time: float
     """Seconds on CLOCK_MONOTONIC."""
@@ -123,15 +130,32 @@ class Refusal:
     """The GPU's key; 0 if it is unknown."""
     asked: int
     used: int
+    """With switched arguments: what the gate had let pass."""
     limit: int | None
     """None: no limit was compared, see the reason."""
     reason: Counter
     nr: int
     """Number of the ioctl."""
 
+    @property
+    def refused(self) -> bool:
+        """False: the call went on, see the reason."""
+        return self.reason.name.startswith("REFUSED")
+
     def __str__(self) -> str:
-        what = f"{self.comm}[{self.pid}] refused {self.asked} bytes: {REASONS[self.reason]}"
+        verb = "refused" if self.refused else "took"
+        what = f"{self.comm}[{self.pid}] {verb} {self.asked} bytes: {REASONS[self.reason]}"
+        if not self.refused:
+            return f"{what} ({self.used} were let pass)"
         return what if self.limit is None else f"{what} ({self.used} of {self.limit} used)"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What the programs do about a tenant's call that they cannot simply measure."""
+
+    kill_switchers: bool = True
+    """Kill a process that had more made than it had asked for; False: report it only."""
 
 
 def pack_key(cgroup: int, gpu: int) -> bytes:
@@ -170,12 +194,12 @@ def unpack_holding(data: bytes) -> Holding:
     return Holding(gpu, tuple(cgroups[:count]), size, kind == 1)
 
 
-def unpack_event(data: bytes) -> Refusal:
+def unpack_event(data: bytes) -> Event:
     """A record of ``events``. Raises ValueError for a record of another size or reason."""
     if len(data) < EVENT.size:
         raise ValueError(f"event of {len(data)} bytes: expected {EVENT.size}")
     time, cgroup, gpu, asked, used, limit, pid, reason, nr, _pad, comm = EVENT.unpack_from(data)
-    return Refusal(
+    return Event(
         time=time / 1e9,
         pid=pid,
         comm=comm.split(b"\0", 1)[0].decode(errors="replace"),
@@ -193,3 +217,13 @@ def unpack_acting(data: bytes) -> tuple[int, int]:
     """(oldest, newest) generation that acts; (0, 0) is none."""
     oldest, newest = ACTING.unpack(data)
     return oldest, newest
+
+
+def pack_policy(wanted: Policy) -> dict[int, int]:
+    """Index in the map ``policy`` -> its word."""
+    return {POLICY_SPARE_SWITCHED: int(not wanted.kill_switchers)}
+
+
+def unpack_policy(words: dict[int, int]) -> Policy:
+    """The reverse of ``pack_policy``."""
+    return Policy(kill_switchers=not words[POLICY_SPARE_SWITCHED])

@@ -8,7 +8,7 @@
  * the reservation into a buffer, or it goes back. Never EAGAIN or EINTR: ROCm and libdrm retry
  * those without end.
  */
-#include "amdgpu_ioctl.h"
+#include "demand.h"
 #include "pending.h"
 #include "reserve.h"
 
@@ -16,34 +16,6 @@ char LICENSE[] SEC("license") = "GPL";
 
 /* An ioctl no driver has: answered with EUCLEAN to whoever knows the token, passed on otherwise. */
 #define SELF_TEST_CMD 0x5246f5c5U
-
-enum device {
-	FOREIGN,
-	KFD,
-	DRM,
-};
-
-/* What a call would take. */
-struct demand {
-	__u64 gpu;
-	__u64 size;
-	__u32 refused; /* a REFUSED_* + 1 */
-	__u32 nr;
-};
-
-static __always_inline bool is_self_test(unsigned int cmd, unsigned long arg)
-{
-	struct self_test *test;
-	__u32 zero = 0;
-
-	if (cmd != SELF_TEST_CMD)
-		return false;
-	test = bpf_map_lookup_elem(&self_test, &zero);
-	if (!test || !test->token || test->token != arg || test->generation != generation)
-		return false;
-	count(SELF_TESTS);
-	return true;
-}
 
 /*
  * The driver's files are known by who owns their operations, not by number: kfd's major is
@@ -71,18 +43,20 @@ static __always_inline enum device device_of(struct file *file)
 	return major == DRM_MAJOR ? DRM : KFD;
 }
 
-/* As both drivers do: so many bytes of the caller's as its command word says, zeros behind. */
-static __always_inline bool read_arguments(void *to, __u32 room, __u32 size, unsigned long arg)
+/*
+ * As both drivers do: so many bytes of the caller's as its command word says, zeros behind. KFD
+ * takes its own word for the direction; DRM copies nothing in unless the caller's says "write".
+ */
+static __always_inline bool read_arguments(struct arguments *to, enum device device,
+					   unsigned int cmd, unsigned long arg, bool sleepable)
 {
-	if (size > room)
-		size = room;
-	return !bpf_probe_read_user(to, size, (const void *)arg);
-}
+	__u32 size = device == KFD || cmd & IOCTL_WRITE ? IOCTL_SIZE(cmd) : 0;
 
-/* DRM copies nothing in unless the command word says "write". */
-static __always_inline __u32 drm_in_size(unsigned int cmd)
-{
-	return cmd & IOCTL_WRITE ? IOCTL_SIZE(cmd) : 0;
+	if (size > sizeof(*to))
+		size = sizeof(*to);
+	if (sleepable)
+		return !bpf_copy_from_user(to, size, (const void *)arg);
+	return !bpf_probe_read_user(to, size, (const void *)arg);
 }
 
 static __always_inline bool may_take_vram(enum device device, __u32 nr)
@@ -93,117 +67,40 @@ static __always_inline bool may_take_vram(enum device device, __u32 nr)
 	       nr == DRM_MODE_CREATE_DUMB_NR;
 }
 
-static __always_inline void gpu_by(void *map, __u32 id, struct demand *ret)
+static __always_inline void look(struct file *file, unsigned int cmd, unsigned long arg,
+				 bool sleepable, struct demand *ret)
 {
-	__u64 *gpu = bpf_map_lookup_elem(map, &id);
+	__u32 rdev = file->f_inode->i_rdev;
+	enum device device = rdev >> MINOR_BITS == DRM_MAJOR ? DRM : KFD;
+	struct arguments args = {};
 
-	if (gpu)
-		ret->gpu = *gpu;
-	else if (!ret->refused)
-		ret->refused = REFUSED_UNKNOWN_GPU + 1;
-}
-
-/* amdgpu_amdkfd_gpuvm_alloc_memory_of_gpu(): AQL queues get half, mapped twice. */
-static __noinline int kfd_alloc_demand(unsigned int cmd, unsigned long arg, struct demand *ret)
-{
-	struct kfd_ioctl_alloc_memory_of_gpu_args args = {};
-
-	if (!read_arguments(&args, sizeof(args), IOCTL_SIZE(cmd), arg)) {
+	if (!read_arguments(&args, device, cmd, arg, sleepable)) {
 		ret->refused = REFUSED_ARGUMENTS + 1;
-		return 0;
+		return;
 	}
-	if (!(args.flags & KFD_IOC_ALLOC_MEM_FLAGS_VRAM))
-		return 0;
-	if (args.flags & KFD_IOC_ALLOC_MEM_FLAGS_AQL_QUEUE_MEM)
-		args.size >>= 1;
-	ret->size = ALIGN_UP(args.size, PAGE_SIZE);
-	if (ret->size)
-		gpu_by(&gpus_by_kfd_id, args.gpu_id, ret);
-	return 0;
-}
-
-/*
- * amdgpu_bo_create(): GDS, GWS and OA count units of one page each. VRAM among several domains is
- * taken as VRAM: the driver tries it first.
- */
-static __noinline int gem_create_demand(unsigned int cmd, unsigned long arg, struct demand *ret)
-{
-	struct drm_amdgpu_gem_create_in args = {};
-
-	if (!read_arguments(&args, sizeof(args), drm_in_size(cmd), arg)) {
-		ret->refused = REFUSED_ARGUMENTS + 1;
-		return 0;
-	}
-	if (!(args.domains & AMDGPU_GEM_DOMAIN_VRAM))
-		return 0;
-	if (args.domains & (AMDGPU_GEM_DOMAIN_GWS | AMDGPU_GEM_DOMAIN_OA))
-		ret->size = args.bo_size << PAGE_SHIFT;
-	else if (args.domains & AMDGPU_GEM_DOMAIN_GDS)
-		ret->size = ALIGN_UP(args.bo_size, 4) << PAGE_SHIFT;
-	else
-		ret->size = ALIGN_UP(args.bo_size, PAGE_SIZE);
-	return 0;
-}
-
-/*
- * Turning a system buffer into a VRAM one names it by handle, whose size is not in the arguments:
- * refused. No user-space driver of the last years does it.
- */
-static __noinline int gem_op_demand(unsigned int cmd, unsigned long arg, struct demand *ret)
-{
-	struct drm_amdgpu_gem_op args = {};
-
-	if (!read_arguments(&args, sizeof(args), drm_in_size(cmd), arg))
-		ret->refused = REFUSED_ARGUMENTS + 1;
-	else if (args.op == AMDGPU_GEM_OP_SET_PLACEMENT && args.value & AMDGPU_GEM_DOMAIN_VRAM)
-		ret->refused = REFUSED_PLACEMENT + 1;
-	return 0;
-}
-
-/* amdgpu_mode_dumb_create() and amdgpu_gem_align_pitch(). */
-static __noinline int dumb_create_demand(unsigned int cmd, unsigned long arg, struct demand *ret)
-{
-	struct drm_mode_create_dumb args = {};
-	__u32 bytes_per_pixel, mask = 0;
-
-	if (!read_arguments(&args, sizeof(args), drm_in_size(cmd), arg)) {
-		ret->refused = REFUSED_ARGUMENTS + 1;
-		return 0;
-	}
-	bytes_per_pixel = args.bpp / 8 + (args.bpp % 8 != 0);
-	if (bytes_per_pixel == 1)
-		mask = 255;
-	else if (bytes_per_pixel == 2)
-		mask = 127;
-	else if (bytes_per_pixel == 3 || bytes_per_pixel == 4)
-		mask = 63;
-	/* 32-bit, as the driver's pitch is. */
-	args.pitch = ((args.width + mask) & ~mask) * bytes_per_pixel;
-	ret->size = ALIGN_UP((__u64)args.pitch * args.height, PAGE_SIZE);
-	return 0;
-}
-
-APART int find_demand(unsigned int cmd, unsigned long arg, __u32 rdev, struct demand *ret)
-{
-	if (!ret)
-		return -EINVAL;
-	if (rdev >> MINOR_BITS != DRM_MAJOR)
-		return kfd_alloc_demand(cmd, arg, ret);
-	if (ret->nr == DRM_AMDGPU_GEM_CREATE_NR)
-		gem_create_demand(cmd, arg, ret);
-	else if (ret->nr == DRM_AMDGPU_GEM_OP_NR)
-		gem_op_demand(cmd, arg, ret);
-	else
-		dumb_create_demand(cmd, arg, ret);
-	if (ret->size || ret->refused)
+	find_demand(&args, device, ret);
+	if (device == DRM && (ret->size || ret->refused))
 		gpu_by(&gpus_by_minor, rdev & ((1U << MINOR_BITS) - 1), ret);
+}
+
+/* On a stack of their own: the arguments are not needed any more when the call is judged. */
+static __noinline int look_at_once(struct file *file, unsigned int cmd, unsigned long arg,
+				   struct demand *ret)
+{
+	look(file, cmd, arg, false, ret);
+	return 0;
+}
+
+static __noinline int look_and_wait(struct file *file, unsigned int cmd, unsigned long arg,
+				    struct demand *ret)
+{
+	look(file, cmd, arg, true, ret);
 	return 0;
 }
 
 APART int refuse(const struct refusal *why)
 {
 	struct ledger_key key = {};
-	struct event *event;
 	struct usage *of;
 
 	if (!why)
@@ -216,23 +113,7 @@ APART int refuse(const struct refusal *why)
 		__sync_fetch_and_add(&of->refusals, 1);
 		of->refused_bytes = why->asked;
 	}
-	event = bpf_ringbuf_reserve(&events, sizeof(*event), 0);
-	if (!event) {
-		count(EVENTS_DROPPED);
-		return -ENOMEM;
-	}
-	event->time = bpf_ktime_get_ns();
-	event->cgroup = why->cgroup;
-	event->gpu = why->gpu;
-	event->asked = why->asked;
-	event->used = why->used;
-	event->limit = why->limit;
-	event->pid = bpf_get_current_pid_tgid() >> 32;
-	event->reason = why->reason;
-	event->nr = why->nr;
-	event->pad = 0;
-	bpf_get_current_comm(event->comm, sizeof(event->comm));
-	bpf_ringbuf_submit(event, 0);
+	report(why);
 	return -ENOMEM;
 }
 
@@ -262,10 +143,51 @@ static __noinline int reserve(const struct owners *tenants_found, const struct d
 		return refused;
 	caller->reserved_for = to;
 	caller->reserved = demand->size;
+	caller->asked = 1;
 	return 0;
 }
 
-static __always_inline int decide(struct file *file, unsigned int cmd, unsigned long arg)
+/* Asked, and about nothing: the driver must find nothing either. */
+static __always_inline void reserve_nothing(void)
+{
+	struct caller *caller = current_caller(BPF_LOCAL_STORAGE_GET_F_CREATE);
+
+	if (!caller)
+		return;
+	give_back(caller);
+	caller->asked = 1;
+}
+
+static __always_inline bool is_self_test(unsigned int cmd, unsigned long arg, enum hook hook)
+{
+	struct self_test *test;
+	__u32 zero = 0;
+
+	if (cmd != SELF_TEST_CMD)
+		return false;
+	test = bpf_map_lookup_elem(&self_test, &zero);
+	if (!test || !test->token || test->token != arg || test->generation != generation ||
+	    test->hook != hook)
+		return false;
+	count(SELF_TESTS);
+	return true;
+}
+
+/*
+ * Where the security module's program is in charge, the two before it leave the call to it. Which
+ * it is cannot change under a generation, so a call is left to nobody by none of them.
+ */
+static __always_inline bool in_charge(enum hook hook)
+{
+	if (!acts(PART_GATE))
+		return false;
+	if (hook == HOOK_COMPAT)
+		return true;
+	return acts(PART_LSM) == (hook == HOOK_LSM);
+}
+
+static __always_inline int decide(struct file *file, unsigned int cmd, unsigned long arg,
+				  enum hook hook)
 {
 	struct demand demand = { .nr = IOCTL_NR(cmd) };
 	struct owners tenants_found = {};
@@ -273,19 +195,24 @@ static __always_inline int decide(struct file *file, unsigned int cmd, unsigned 
 	enum device device;
 	int refused;
 
-	if (is_self_test(cmd, arg))
+	if (is_self_test(cmd, arg, hook))
 		return -EUCLEAN;
 	device = device_of(file);
-	if (device == FOREIGN || !may_take_vram(device, demand.nr) || !acts(PART_GATE))
+	if (device == FOREIGN || !may_take_vram(device, demand.nr) || !in_charge(hook))
 		return 0;
 	if (!find_tenants(&tenants_found))
 		return 0;
-	find_demand(cmd, arg, file->f_inode->i_rdev, &demand);
+	if (hook == HOOK_LSM)
+		look_and_wait(file, cmd, arg, &demand);
+	else
+		look_at_once(file, cmd, arg, &demand);
 	refused = demand.refused;
 	if (tenants_found.count > MAX_OWNERS)
 		refused = REFUSED_DEPTH + 1;
-	if (!refused && !demand.size)
+	if (!refused && !demand.size) {
+		reserve_nothing();
 		return 0;
+	}
 	why.gpu = demand.gpu;
 	why.asked = demand.size;
 	why.nr = demand.nr;
@@ -307,27 +234,37 @@ static __always_inline int decide(struct file *file, unsigned int cmd, unsigned 
 SEC("fmod_ret/security_file_ioctl")
 int BPF_PROG(file_ioctl, struct file *file, unsigned int cmd, unsigned long arg, int ret)
 {
-	return ret ? ret : decide(file, cmd, arg);
+	return ret ? ret : decide(file, cmd, arg, HOOK_FMOD_RET);
 }
 
 SEC("fmod_ret/security_file_ioctl")
 int BPF_PROG(file_ioctl_again, struct file *file, unsigned int cmd, unsigned long arg, int ret)
 {
-	return ret ? ret : decide(file, cmd, arg);
+	return ret ? ret : decide(file, cmd, arg, HOOK_FMOD_RET_AGAIN);
+}
+
+/*
+ * As a security module, where "bpf" is an active one: it may sleep, so it waits for arguments that
+ * are not in memory instead of refusing them, and the kernel passes it over for nobody.
+ */
+SEC("lsm.s/file_ioctl")
+int BPF_PROG(file_ioctl_lsm, struct file *file, unsigned int cmd, unsigned long arg, int ret)
+{
+	return ret ? ret : decide(file, cmd, arg, HOOK_LSM);
 }
 
 /* 32-bit callers, in kernels that ask about them apart. Same structures, same numbers. */
 SEC("fmod_ret/security_file_ioctl_compat")
 int BPF_PROG(file_ioctl_compat, struct file *file, unsigned int cmd, unsigned long arg, int ret)
 {
-	return ret ? ret : decide(file, cmd, arg);
+	return ret ? ret : decide(file, cmd, arg, HOOK_COMPAT);
 }
 
 SEC("fmod_ret/security_file_ioctl_compat")
 int BPF_PROG(file_ioctl_compat_again, struct file *file, unsigned int cmd, unsigned long arg,
 	     int ret)
 {
-	return ret ? ret : decide(file, cmd, arg);
+	return ret ? ret : decide(file, cmd, arg, HOOK_COMPAT);
 }
 
 /* A security module behind us said no: the call ends here, and no driver function is reached. */

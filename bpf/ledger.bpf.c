@@ -9,8 +9,8 @@
  * resources, which is what lies in VRAM at the moment. They are kept by ttm_resource, because a
  * move hands the old resource to a ghost buffer and the free then comes with another buffer.
  */
-#include "amdgpu_ioctl.h"
 #include "charge.h"
+#include "demand.h"
 
 char LICENSE[] SEC("license") = "GPL";
 
@@ -22,6 +22,18 @@ static __always_inline __u64 gpu_of(struct amdgpu_device *adev)
 	__u64 domain = BPF_CORE_READ(host, domain);
 
 	return domain << 16 | (__u64)bus->number << 8 | (pdev->devfn & 0xff);
+}
+
+/* The verifier lets nobody step from a member to what it lies in: read, not followed. */
+static __always_inline __u64 gpu_behind(struct drm_device *dev)
+{
+	struct amdgpu_device *adev =
+		(void *)dev - bpf_core_field_offset(struct amdgpu_device, ddev);
+	struct pci_dev *pdev = BPF_CORE_READ(adev, pdev);
+	struct pci_sysdata *host = BPF_CORE_READ(pdev, bus, sysdata);
+
+	return (__u64)BPF_CORE_READ(host, domain) << 16 |
+	       (__u64)BPF_CORE_READ(pdev, bus, number) << 8 | (BPF_CORE_READ(pdev, devfn) & 0xff);
 }
 
 static __always_inline __u64 bo_key(struct amdgpu_bo *bo)
@@ -271,6 +283,92 @@ int resource_free(void *ctx)
 	if (key)
 		leave_vram(key);
 	return 0;
+}
+
+/* Of the caller's cgroups with a share of this GPU, the innermost that is limited; 0: none. */
+static __always_inline __u64 limited_by(__u64 gpu)
+{
+	struct owners tenants_found = {}, owners = {};
+	__u64 innermost = 0;
+	__u32 i;
+
+	find_tenants(&tenants_found);
+	find_owners(&tenants_found, gpu, &owners);
+	for (i = 0; i < MAX_OWNERS && i < owners.count; i++) {
+		struct ledger_key key = { .cgroup = owners.cgroup[i], .gpu = gpu };
+		struct limit *limit = bpf_map_lookup_elem(&limits, &key);
+
+		if (limit && limit->bytes != NO_LIMIT)
+			innermost = key.cgroup;
+	}
+	return innermost;
+}
+
+/*
+ * The driver's own copy of the arguments asks for more than the gate let pass: they were switched
+ * between the two looks. Nothing can refuse here any more. The buffer is charged as it is made,
+ * and the process, killed, gives it back.
+ */
+static __noinline int judge_copy(const struct arguments *args, enum device device,
+				 struct drm_device *dev, __u32 nr)
+{
+	struct demand demand = { .nr = nr };
+	struct refusal why = { .nr = nr };
+	struct caller *caller;
+
+	if (!acts(PART_LEDGER) || !present(PART_GATE))
+		return 0;
+	caller = current_caller(0);
+	if (!caller || !caller->asked)
+		return 0;
+	find_demand(args, device, &demand);
+	if (device == DRM)
+		demand.gpu = gpu_behind(dev);
+	if (!demand.size)
+		return 0;
+	if (demand.size <= caller->reserved && demand.gpu == caller->reserved_for.gpu)
+		return 0;
+	why.cgroup = limited_by(demand.gpu);
+	if (!why.cgroup)
+		return 0;
+	why.gpu = demand.gpu;
+	why.asked = demand.size;
+	why.used = caller->reserved;
+	why.reason = switched(POLICY_SPARE_SWITCHED) || bpf_send_signal(SIGKILL) ? SWITCHED_SPARED :
+										   SWITCHED_KILLED;
+	count(why.reason);
+	report(&why);
+	return 0;
+}
+
+SEC("fentry/kfd_ioctl_alloc_memory_of_gpu")
+int BPF_PROG(kfd_alloc_copy, struct file *filep, void *process, void *data)
+{
+	struct arguments args = {};
+
+	if (bpf_probe_read_kernel(&args, sizeof(struct kfd_ioctl_alloc_memory_of_gpu_args), data))
+		return 0;
+	return judge_copy(&args, KFD, NULL, AMDKFD_IOC_ALLOC_MEMORY_OF_GPU_NR);
+}
+
+SEC("fentry/amdgpu_gem_create_ioctl")
+int BPF_PROG(gem_create_copy, struct drm_device *dev, void *data)
+{
+	struct arguments args = {};
+
+	if (bpf_probe_read_kernel(&args, sizeof(struct drm_amdgpu_gem_create_in), data))
+		return 0;
+	return judge_copy(&args, DRM, dev, DRM_AMDGPU_GEM_CREATE_NR);
+}
+
+SEC("fentry/amdgpu_mode_dumb_create")
+int BPF_PROG(dumb_create_copy, void *file, struct drm_device *dev, void *data)
+{
+	struct arguments args = {};
+
+	if (bpf_probe_read_kernel(&args, sizeof(struct drm_mode_create_dumb), data))
+		return 0;
+	return judge_copy(&args, DRM, dev, DRM_MODE_CREATE_DUMB_NR);
 }
 
 /* The calls the gate looked at end here; what became no buffer goes back. */

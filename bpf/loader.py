@@ -51,6 +51,21 @@ class _Part(IntEnum):
         return self.name.lower() + "_"
 
 
+class _Stand(IntEnum):
+    """Index in the map ``active`` after the parts."""
+
+    LSM = 2
+
+
+_LSM: Final = "file_ioctl_lsm"
+_HOOKS: Final = MappingProxyType({"file_ioctl": 0, "file_ioctl_again": 1, _LSM: 2})
+"""Programs that are each proven with a dummy call of their own: ``enum hook`` of maps.h."""
+
+_TWO_WAYS_IN: Final = ("__bpf_prog_enter_sleepable", "__bpf_prog_enter_sleepable_recur")
+"""The kernel's ways into a sleepable program: one that passes over a program already running on the
+CPU, and one that does not, for security modules. Where there is only one, it passes over, and a
+program that sleeps in a tenant's page fault would go unasked by everybody else there."""
+
 # Without one of these a part does not do what it is for; the others only see less.
 _REQUIRED: Final = MappingProxyType(
     {
@@ -79,6 +94,7 @@ _VALUE_SIZES: Final = MappingProxyType(
         "builtin_majors": decode.U32.size,
         "buffers": decode.HOLDING.size,
         "resources": decode.HOLDING.size,
+        "policy": decode.U32.size,
         "population": decode.S64.size,
         "counters": decode.U64.size,
         "self_test": decode.SELF_TEST.size,
@@ -283,8 +299,26 @@ class Maps:
             filled[name] = (used, self._maps[name].entries)
         return filled
 
-    def events(self) -> list[decode.Refusal]:
-        """Refusals since the last call, without waiting. One process at a time may read them."""
+    def set_policy(self, wanted: decode.Policy) -> None:
+        """Holds from the next call on, and stays when this process ends."""
+        for index, word in decode.pack_policy(wanted).items():
+            key, value = decode.U32.pack(index), decode.U32.pack(word)
+            self._lib.update(self._maps["policy"].fd, key, value, f"policy {index}")
+
+    def policy(self) -> decode.Policy:
+        """What the programs go by now."""
+        fd = self._maps["policy"].fd
+        return decode.unpack_policy(
+            {
+                index: decode.U32.unpack(
+                    self._lib.lookup(fd, decode.U32.pack(index), decode.U32.size) or bytes(4)
+                )[0]
+                for index in decode.pack_policy(decode.Policy())
+            }
+        )
+
+    def events(self) -> list[decode.Event]:
+        """Refusals and kills since the last call, without waiting; one process at a time."""
         return [decode.unpack_event(record) for record in self._reader().take()]
 
     def events_fileno(self) -> int:
@@ -301,11 +335,11 @@ class Maps:
                 raise
         return self._ring
 
-    def _acting(self, part: _Part) -> tuple[int, int]:
+    def _acting(self, part: _Part | _Stand) -> tuple[int, int]:
         value = self._lib.lookup(self._maps["active"].fd, decode.U32.pack(part), decode.ACTING.size)
         return decode.unpack_acting(value) if value else (0, 0)
 
-    def _set_acting(self, part: _Part, oldest: int, newest: int) -> None:
+    def _set_acting(self, part: _Part | _Stand, oldest: int, newest: int) -> None:
         self._lib.update(
             self._maps["active"].fd,
             decode.U32.pack(part),
@@ -313,19 +347,35 @@ class Maps:
             f"acting generation of the {part.name}",
         )
 
-    def _hand_over(self, part: _Part, generation: int) -> None:
-        """Old and new act together for a moment, so that no event meets neither of them."""
+    def _hand_over(self, part: _Part, generation: int, *, lsm: bool) -> None:
+        """Old and new act together for a moment, so that no event meets neither of them.
+
+        ``lsm``: this gate's lsm program stands in for its fmod_ret ones. That is settled before the
+        gate acts, and an older gate's answer stands until it does not act any more.
+        """
+        if lsm:
+            self._set_acting(_Stand.LSM, self._acting(_Stand.LSM)[0] or generation, generation)
         oldest, newest = self._acting(part)
         if newest:
             self._set_acting(part, min(oldest, generation), max(newest, generation))
             _wait_for_running_programs()
         self._set_acting(part, generation, generation)
+        if part is _Part.GATE:
+            self._set_acting(_Stand.LSM, *(generation, generation) if lsm else (0, 0))
 
-    def _refused_dummy(self, generation: int) -> bool:
-        """Whether a call that only we can make is refused by programs of this generation."""
+    def _stop(self, part: _Part) -> None:
+        """The part's programs go by, from the next event on."""
+        self._set_acting(part, 0, 0)
+        if part is _Part.GATE:
+            self._set_acting(_Stand.LSM, 0, 0)
+
+    def _refused_dummy(self, generation: int, hook: int) -> bool:
+        """Whether a call that only we can make is refused by this program of this generation."""
         self_test = self._maps["self_test"].fd
         token = secrets.randbits(63) | 1
-        self._lib.update(self_test, _ZERO, decode.SELF_TEST.pack(token, generation, 0), "self test")
+        self._lib.update(
+            self_test, _ZERO, decode.SELF_TEST.pack(token, generation, hook), "self test"
+        )
         try:
             return _ioctl_errno(token) == _SELF_TEST_ERRNO
         finally:
@@ -370,9 +420,16 @@ class Gate(_Loaded):
     def self_test(self) -> bool:
         """Proof that the gate is asked: a dummy call is refused, and only for us."""
         with open_maps(self.pin_root) as maps:
-            return (self.generation,) * 2 == maps._acting(_Part.GATE) and maps._refused_dummy(
-                self.generation
+            return (self.generation,) * 2 == maps._acting(_Part.GATE) and all(
+                maps._refused_dummy(self.generation, hook)
+                for name, hook in _HOOKS.items()
+                if self.attached[name] is None
             )
+
+    @property
+    def asked_by(self) -> str:
+        """Which hook decides: ``lsm``, which waits for arguments not in memory, or ``fmod_ret``."""
+        return "fmod_ret" if self.attached[_LSM] else "lsm"
 
     def unload(self) -> None:
         """Leave nothing behind: programs of both parts, maps, directories."""
@@ -419,7 +476,7 @@ def unload(pin_root: Path = PIN_ROOT) -> None:
         # The kernel detaches a program a while after its link is gone: it must not act until then.
         with suppress(BpfError), Maps(Libbpf(), pin_root) as maps:
             for part in _Part:
-                maps._set_acting(part, 0, 0)
+                maps._stop(part)
         for part in _Part:
             _remove_links(pin_root, part, keep=None)
         for pin in pin_root.iterdir():
@@ -444,12 +501,10 @@ def _load(object_path: Path, pin_root: Path, part: _Part) -> tuple[int, Mapping[
             try:
                 _attach(library, opened, links, part, attached)
                 with Maps(library, pin_root) as maps:
-                    if part is _Part.GATE and not maps._refused_dummy(generation):
-                        raise BpfError(
-                            f"{object_path}: attached, but a dummy call was not refused; the "
-                            "kernel does not run the program"
-                        )
-                    maps._hand_over(part, generation)
+                    if part is _Part.GATE:
+                        _prove(maps, generation, links, attached)
+                    lsm = part is _Part.GATE and attached[_LSM] is None
+                    maps._hand_over(part, generation, lsm=lsm)
             except BaseException:
                 _remove(links)
                 raise
@@ -457,6 +512,21 @@ def _load(object_path: Path, pin_root: Path, part: _Part) -> tuple[int, Mapping[
         finally:
             library.close_object(opened)
     return generation, MappingProxyType(attached)
+
+
+def _prove(maps: Maps, generation: int, links: Path, attached: dict[str, str | None]) -> None:
+    """Have each program refuse a dummy call; one that does not is let go again."""
+    for name, hook in _HOOKS.items():
+        if attached[name] is not None or maps._refused_dummy(generation, hook):
+            continue
+        attached[name] = "attached, but it did not refuse a dummy call: the kernel does not run it"
+        if name == _LSM:
+            attached[name] = (
+                "bpf is not among the active security modules (/sys/kernel/security/lsm)"
+            )
+        if name in _REQUIRED[_Part.GATE]:
+            raise BpfError(f"gate: {name}: {attached[name]}")
+        (links / (_Part.GATE.prefix + name)).unlink()
 
 
 def _select(library: Libbpf, opened: int, part: _Part) -> dict[str, str | None]:
@@ -467,8 +537,11 @@ def _select(library: Libbpf, opened: int, part: _Part) -> dict[str, str | None]:
         for _, name, section in programs
         if not section.startswith("tp_btf/")
     }
+    if _LSM in targets:
+        targets[_LSM] = f"bpf_lsm_{targets[_LSM]}"
     with KernelTypes(library) as types:
         present = {target for target in targets.values() if types.has_function(target)}
+        lsm_passed_over = not all(types.has_function(name) for name in _TWO_WAYS_IN)
     attached: dict[str, str | None] = {}
     for program, name, _ in programs:
         target = targets.get(name)
@@ -482,6 +555,9 @@ def _select(library: Libbpf, opened: int, part: _Part) -> dict[str, str | None]:
                     f"{part.name.lower()}: {attached[name]}; is amdgpu loaded, and "
                     "built with CONFIG_DEBUG_INFO_BTF_MODULES?"
                 )
+            library.skip_program(program)
+        elif name == _LSM and lsm_passed_over:
+            attached[name] = "this kernel would pass it over for others while it sleeps for one"
             library.skip_program(program)
     return attached
 
@@ -504,7 +580,7 @@ def _attach(
 def _detach(pin_root: Path, part: _Part) -> None:
     with _locked(pin_root):
         with Maps(Libbpf(), pin_root) as maps:
-            maps._set_acting(part, 0, 0)
+            maps._stop(part)
         _remove_links(pin_root, part, keep=None)
 
 

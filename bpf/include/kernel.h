@@ -24,6 +24,8 @@ typedef _Bool bool;
  */
 #define APART __attribute__((noinline))
 
+#define SIGKILL 9
+
 #define ENOMEM	12
 #define EINVAL	22
 #define EUCLEAN 117
@@ -117,8 +119,13 @@ struct ttm_resource {
 	__u32 mem_type;
 };
 
+struct drm_device {
+	void *dev;
+};
+
 struct amdgpu_device {
 	struct pci_dev *pdev;
+	struct drm_device ddev;
 };
 
 struct amdgpu_bo_param {

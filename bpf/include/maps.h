@@ -29,6 +29,7 @@
 #define EVENTS_BYTES  262144
 /* Room for counters to come, so that one more is no new schema. */
 #define MAX_COUNTERS 64
+#define MAX_POLICIES 16
 
 /*
  * One tenant may hold this many buffers on a GPU, the driver's own for it included, and all of them
@@ -98,7 +99,7 @@ struct caller {
 	__u32 creating; /* inside amdgpu_bo_create */
 	__u32 kind;
 	__u32 in_vram; /* the buffer being made was asked to lie in VRAM */
-	__u32 pad;
+	__u32 asked; /* the gate let the call under way pass, for what is reserved and no more */
 };
 
 /*
@@ -113,7 +114,22 @@ struct acting {
 enum part {
 	PART_GATE,
 	PART_LEDGER,
+	PART_LSM, /* generations of the gate whose lsm program stands in for their fmod_ret ones */
 	PARTS,
+};
+
+/* Where the gate is asked; two that do the same are told apart for the sake of the self-test. */
+enum hook {
+	HOOK_FMOD_RET,
+	HOOK_FMOD_RET_AGAIN,
+	HOOK_LSM,
+	HOOK_COMPAT,
+};
+
+/* Indices of `policy`; 0 is what the name does not say. */
+enum policy_switch {
+	POLICY_SPARE_SWITCHED, /* report switched arguments, do not kill */
+	POLICIES,
 };
 
 enum population_of {
@@ -122,7 +138,7 @@ enum population_of {
 	POPULATIONS,
 };
 
-/* Refusals first, in the order of decode.Reason; then what is only counted. */
+/* Reasons of an event first, refusals before others; then what is only counted. */
 enum counter {
 	REFUSED_LIMIT,
 	REFUSED_UNKNOWN_GPU,
@@ -135,6 +151,8 @@ enum counter {
 	REFUSED_NO_LEDGER,
 	REFUSED_PLACEMENT,
 	REFUSED_DEPTH,
+	SWITCHED_KILLED,
+	SWITCHED_SPARED,
 	SETTLED_UP,
 	SETTLED_DOWN,
 	UNRESERVED,
@@ -166,7 +184,7 @@ struct event {
 struct self_test {
 	__u64 token;
 	__u32 generation;
-	__u32 pad;
+	__u32 hook;
 };
 
 _Static_assert(COUNTERS <= MAX_COUNTERS, "MAX_COUNTERS");
@@ -199,6 +217,7 @@ PINNED_MAP(gpus_by_minor, BPF_MAP_TYPE_HASH, __u32, __u64, MAX_GPUS, 0);
 PINNED_MAP(builtin_majors, BPF_MAP_TYPE_HASH, __u32, __u32, 8, 0);
 PINNED_MAP(buffers, BPF_MAP_TYPE_HASH, __u64, struct holding, MAX_BUFFERS, BPF_F_NO_PREALLOC);
 PINNED_MAP(resources, BPF_MAP_TYPE_HASH, __u64, struct holding, MAX_RESOURCES, BPF_F_NO_PREALLOC);
+PINNED_MAP(policy, BPF_MAP_TYPE_ARRAY, __u32, __u32, MAX_POLICIES, 0);
 PINNED_MAP(population, BPF_MAP_TYPE_ARRAY, __u32, __s64, POPULATIONS, 0);
 PINNED_MAP(counters, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, __u64, MAX_COUNTERS, 0);
 PINNED_MAP(callers, BPF_MAP_TYPE_TASK_STORAGE, int, struct caller, 0, BPF_F_NO_PREALLOC);

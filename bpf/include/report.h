@@ -28,6 +28,48 @@ static __always_inline __s64 populated(__u32 which)
 	return value ? *(volatile __s64 *)value : 0;
 }
 
+/* A call that was refused or punished, and the numbers it was held against. */
+struct refusal {
+	__u64 cgroup;
+	__u64 gpu;
+	__u64 asked;
+	__u64 used;
+	__u64 limit;
+	__u32 nr;
+	__u32 reason;
+};
+
+/* To whoever reads `events`; a full ring buffer is counted. */
+static __always_inline void report(const struct refusal *why)
+{
+	struct event *event = bpf_ringbuf_reserve(&events, sizeof(*event), 0);
+
+	if (!event) {
+		count(EVENTS_DROPPED);
+		return;
+	}
+	event->time = bpf_ktime_get_ns();
+	event->cgroup = why->cgroup;
+	event->gpu = why->gpu;
+	event->asked = why->asked;
+	event->used = why->used;
+	event->limit = why->limit;
+	event->pid = bpf_get_current_pid_tgid() >> 32;
+	event->reason = why->reason;
+	event->nr = why->nr;
+	event->pad = 0;
+	bpf_get_current_comm(event->comm, sizeof(event->comm));
+	bpf_ringbuf_submit(event, 0);
+}
+
+/* Whether the administrator has switched it from what the program does by itself. */
+static __always_inline bool switched(__u32 which)
+{
+	__u32 *value = bpf_map_lookup_elem(&policy, &which);
+
+	return value && *(volatile __u32 *)value;
+}
+
 /* The two words in one load, so that a hand-over is never seen half done. */
 static __always_inline bool acts(__u32 part)
 {

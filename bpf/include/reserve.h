@@ -10,16 +10,6 @@
 /* No GPU has as much; keeps sums of sizes far from the sign bit. */
 #define MAX_SIZE (1ULL << 62)
 
-struct refusal {
-	__u64 cgroup;
-	__u64 gpu;
-	__u64 asked;
-	__u64 used;
-	__u64 limit;
-	__u32 nr;
-	__u32 reason;
-};
-
 /* 0, or a REFUSED_* + 1. On refusal *why says what was in the way. */
 APART int charge_one(__u64 cgroup, __u64 gpu, __u64 size, struct refusal *why)
 {

@@ -71,7 +71,7 @@ def test_an_event_is_read_whatever_the_tenant_calls_itself(
 
 
 def test_a_refusal_reads_as_one_sentence_with_its_numbers() -> None:
-    event = decode.Refusal(
+    event = decode.Event(
         1.0, 42, "python3", 9, 0x300, 4096, 8192, 8192, decode.Counter.REFUSED_LIMIT, 0x16
     )
     assert str(event) == "python3[42] refused 4096 bytes: over its share (8192 of 8192 used)"
@@ -99,10 +99,39 @@ def test_counters_have_the_order_of_the_header() -> None:
     assert re.findall(r"\w+", body[1]) == [counter.name for counter in decode.Counter]
 
 
-def test_every_refusal_has_a_sentence() -> None:
+def test_every_reason_of_an_event_has_a_sentence() -> None:
     assert set(decode.REASONS) == {
-        counter for counter in decode.Counter if counter.name.startswith("REFUSED")
+        counter
+        for counter in decode.Counter
+        if counter.name.startswith("REFUSED") or counter.name.startswith("SWITCHED")
     }
+
+
+def test_a_kill_reads_as_one_sentence_with_what_was_let_pass() -> None:
+    event = decode.Event(
+        1.0, 42, "x", 9, 0x300, 8192, 4096, None, decode.Counter.SWITCHED_KILLED, 1
+    )
+    assert not event.refused
+    assert str(event) == (
+        "x[42] took 8192 bytes: arguments switched under the driver's eyes, killed "
+        "(4096 were let pass)"
+    )
+
+
+@given(st.builds(decode.Policy, kill_switchers=st.booleans()))
+def test_a_policy_comes_back(policy: decode.Policy) -> None:
+    assert decode.unpack_policy(decode.pack_policy(policy)) == policy
+
+
+def test_maps_of_zeros_hold_the_default_policy() -> None:
+    assert set(decode.pack_policy(decode.Policy()).values()) == {0}
+
+
+def test_policies_have_the_order_of_the_header() -> None:
+    body = re.search(r"enum policy_switch \{(.*?)POLICIES,", MAPS_H.read_text(), re.DOTALL)
+    assert body is not None
+    names = re.findall(r"POLICY_\w+", body[1])
+    assert [getattr(decode, name) for name in names] == list(range(len(names)))
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,15 @@ class Driver:
         os.close(memory)
         self._call(path, command, window)
 
+    def call_nowhere(self, path: str, command: int) -> None:
+        """The call with its arguments at an address where nothing is mapped."""
+        result = self._libc.ioctl(
+            self._files[path], ctypes.c_ulong(command), ctypes.c_void_p(_PAGE)
+        )
+        if result < 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+
     def call32(self, path: str, command: int, arguments: bytes) -> None:
         """The call as a 32-bit process makes it: int $0x80, arguments below 4 GiB."""
         low = self._libc.mmap(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from bpf import loader
+from bpf.decode import Policy
 from enforcer.model import pci_key
 from tests.vm.guest.caller import Caller
 
@@ -99,11 +100,11 @@ class Node:
 
 
 @contextmanager
-def loaded_parts() -> Iterator[None]:
+def loaded_parts() -> Iterator[loader.Gate]:
     """The gate and the ledger, taken away again with all they left."""
-    loader.load_gate(OBJECTS / "gate.bpf.o", PINS)
+    gate = loader.load_gate(OBJECTS / "gate.bpf.o", PINS)
     loader.load_ledger(OBJECTS / "ledger.bpf.o", PINS)
-    yield
+    yield gate
     loader.unload(PINS)
     assert not PINS.exists()
 
@@ -115,6 +116,7 @@ def fresh_node(gpus: list[Gpu]) -> Iterator[Node]:
         by_minor = {gpu.render: pci_key(gpu.bdf) for gpu in gpus}
         by_minor |= {gpu.card: pci_key(gpu.bdf) for gpu in gpus if gpu.card is not None}
         maps.set_gpus({gpu.kfd_id: pci_key(gpu.bdf) for gpu in gpus}, by_minor)
+        maps.set_policy(Policy())
         maps.events()
         yield Node(maps, gpus, stack)
     with loader.open_maps(PINS) as maps:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from bpf import loader
+from bpf.decode import Policy
 from bpf.libbpf import BpfError
 from enforcer.model import MIB
 from tests.vm.guest.caller import (
@@ -34,16 +35,17 @@ if TYPE_CHECKING:
     from enforcer.model import Gpu
 
 PAGE: Final = 4096
+SECURITY_MODULES: Final = Path("/sys/kernel/security/lsm")
 
 
 @pytest.fixture(scope="module")
-def loaded() -> Iterator[None]:
-    with loaded_parts():
-        yield
+def loaded() -> Iterator[loader.Gate]:
+    with loaded_parts() as gate:
+        yield gate
 
 
 @pytest.fixture
-def node(loaded: None, gpus: list[Gpu]) -> Iterator[Node]:
+def node(loaded: loader.Gate, gpus: list[Gpu]) -> Iterator[Node]:
     with fresh_node(gpus) as made:
         yield made
 
@@ -247,6 +249,7 @@ class TestWordsNoLibraryWrites:
     ) -> None:
         box = node.cgroup("box", 64 * MIB)
         caller = node.caller(box)
+        node.maps.set_policy(Policy(kill_switchers=False))
         made = caller.do("switch", node.render, (PAGE, MIB), 400)
         usage = node.usage(box)
         print(made, usage, {name: node.counted(name) for name in ("settled_up", "settled_down")})
@@ -254,12 +257,28 @@ class TestWordsNoLibraryWrites:
         assert usage.requested == usage.resident
         assert usage.reserved == 0
 
-    def test_arguments_that_are_not_in_memory_are_refused_and_counted(self, node: Node) -> None:
+    def test_arguments_that_are_not_in_memory_are_waited_for_or_refused_and_counted(
+        self, loaded: loader.Gate, node: Node
+    ) -> None:
+        box = node.cgroup("box", 8 * MIB)
+        caller = node.caller(box)
+        before = node.counted("refused_arguments")
+        fits = caller.do("kfd_arguments", node.kfd_id, 8 * MIB)
+        if loaded.asked_by == "lsm":
+            caller.do("call_unread", "/dev/kfd", KFD_ALLOC, fits)
+            assert node.usage(box).requested == 8 * MIB
+        else:
+            assert caller.refused("call_unread", "/dev/kfd", KFD_ALLOC, fits) == "ENOMEM"
+            assert node.counted("refused_arguments") == before + 1
+        page = caller.do("kfd_arguments", node.kfd_id, 9 * MIB)
+        assert caller.refused("call_unread", "/dev/kfd", KFD_ALLOC, page) == "ENOMEM"
+
+    def test_arguments_that_are_nowhere_are_refused_and_counted(self, node: Node) -> None:
         caller = node.caller(node.cgroup("box", 8 * MIB))
         before = node.counted("refused_arguments")
-        arguments = caller.do("kfd_arguments", node.kfd_id, MIB)
-        assert caller.refused("call_unread", "/dev/kfd", KFD_ALLOC, arguments) == "ENOMEM"
-        assert node.counted("refused_arguments") == before + 1
+        assert caller.refused("call_nowhere", "/dev/kfd", KFD_ALLOC) == "ENOMEM"
+        assert caller.refused("call_nowhere", node.render, GEM_CREATE) == "ENOMEM"
+        assert node.counted("refused_arguments") == before + 2
 
     def test_a_system_buffer_is_not_moved_into_vram(self, node: Node) -> None:
         caller = node.caller(node.cgroup("box", 8 * MIB))
@@ -335,6 +354,27 @@ class TestTheRecord:
         assert events + node.counted("events_dropped") - dropped == 4000
 
 
+class TestWhoIsAsked:
+    def test_it_is_the_security_module_where_bpf_is_an_active_one(
+        self, loaded: loader.Gate
+    ) -> None:
+        modules = SECURITY_MODULES.read_text().split(",")
+        assert loaded.asked_by == ("lsm" if "bpf" in modules else "fmod_ret")
+        left_out = {name: why for name, why in loaded.attached.items() if why is not None}
+        assert set(left_out) == (set() if "bpf" in modules else {"file_ioctl_lsm"})
+        assert all("bpf is not among" in why for why in left_out.values())
+        assert loaded.self_test()
+
+    def test_one_call_reserves_once(self, node: Node) -> None:
+        box = node.cgroup("box", 8 * MIB)
+        caller = node.caller(box)
+        given_back = node.counted("given_back")
+        for _ in range(8):
+            caller.do("gem_create", node.render, MIB)
+        assert (node.usage(box).requested, node.usage(box).peak) == (8 * MIB, 8 * MIB)
+        assert node.counted("given_back") == given_back
+
+
 class TestTakingOver:
     def test_a_second_load_takes_over_what_is_held(self, node: Node) -> None:
         box = node.cgroup("box", 8 * MIB)
@@ -344,7 +384,7 @@ class TestTakingOver:
         gate = loader.load_gate(OBJECTS / "gate.bpf.o", PINS)
         ledger = loader.load_ledger(OBJECTS / "ledger.bpf.o", PINS)
         assert gate.self_test()
-        assert set(gate.missed()) == set(gate.attached)
+        assert set(gate.missed()) == {name for name, why in gate.attached.items() if why is None}
         assert set(ledger.missed().values()) == {0}
         assert {int(entry.name) for entry in PINS.iterdir() if entry.name.isdecimal()} == {
             gate.generation,
