@@ -105,7 +105,8 @@ def _device(turn: Turn, share: DeviceShare, devices: Sequence[Device]) -> Device
         )
     if not device.healthy:
         raise turn.refuse(
-            f"annotation {TO_ALLOCATE}: GPU {share.id} ({device.gpu.bdf}) is unhealthy"
+            f"annotation {TO_ALLOCATE}: GPU {share.id} ({device.gpu.bdf}) is unhealthy: "
+            f"{device.why}"
         )
     if not 0 < share.mib <= device.mib:
         raise turn.refuse(

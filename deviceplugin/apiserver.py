@@ -79,23 +79,31 @@ class ApiServer:
         """The pod after a merge patch; its ``resourceVersion`` in the patch is a precondition."""
         return self._call("PATCH", f"/namespaces/{namespace}/pods/{name}", timeout, patch)
 
+    def patch_node_status(self, patch: Json, timeout: float) -> Json:
+        """This node after a merge patch of its status."""
+        return self._call("PATCH", f"/nodes/{self.node}/status", timeout, patch)
+
+    def create_event(self, namespace: str, event: Json, timeout: float) -> Json:
+        """The event as the server keeps it."""
+        return self._call("POST", f"/namespaces/{namespace}/events", timeout, event)
+
     def patch_node(self, patch: Json, timeout: float) -> Json:
         """This node after a merge patch."""
         return self._call("PATCH", f"/nodes/{self.node}", timeout, patch)
 
-    def _call(self, method: str, path: str, timeout: float, patch: Json | None = None) -> Json:
+    def _call(self, method: str, path: str, timeout: float, body: Json | None = None) -> Json:
         what = f"{method} {path}"
-        response = self._request(what, method, path, urllib3.Timeout(total=timeout), patch)
+        response = self._request(what, method, path, urllib3.Timeout(total=timeout), body)
         try:
-            body = response.read()
+            text = response.read()
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise ApiServerError(what, f"no answer: {error}") from error
         finally:
             response.release_conn()
         if not 200 <= response.status < 300:
-            raise _refused(what, response.status, body)
+            raise _refused(what, response.status, text)
         try:
-            answer = json.loads(body)
+            answer = json.loads(text)
         except ValueError as error:
             raise ApiServerError(what, f"expected JSON, found {error}") from error
         if not isinstance(answer, dict):
@@ -127,7 +135,7 @@ class ApiServer:
             response.close()
 
     def _request(
-        self, what: str, method: str, path: str, timeout: urllib3.Timeout, patch: Json | None
+        self, what: str, method: str, path: str, timeout: urllib3.Timeout, body: Json | None
     ) -> urllib3.BaseHTTPResponse:
         settings = self._api.configuration
         headers = {"Accept": "application/json", "User-Agent": "ringfence"}
@@ -135,15 +143,15 @@ class ApiServer:
         for credential in settings.auth_settings().values():
             if credential["in"] == "header" and credential["value"]:
                 headers[credential["key"]] = credential["value"]
-        body = None
-        if patch is not None:
-            headers["Content-Type"] = _MERGE_PATCH
-            body = json.dumps(patch).encode()
+        content = None
+        if body is not None:
+            headers["Content-Type"] = _MERGE_PATCH if method == "PATCH" else "application/json"
+            content = json.dumps(body).encode()
         try:
             response: urllib3.BaseHTTPResponse = self._api.rest_client.pool_manager.request(
                 method,
                 f"{settings.host.rstrip('/')}/api/v1{path}",
-                body=body,
+                body=content,
                 headers=headers,
                 timeout=timeout,
                 # One inside would multiply the deadline; the callers try again.
@@ -167,8 +175,8 @@ def connect(node: str, kubeconfig: Path | None) -> ApiServer:
         config.load_kube_config(  # type: ignore[no-untyped-call]
             str(kubeconfig), client_configuration=configuration
         )
-    # Two watches, and one request each from Allocate, release, publish-node and reap.
-    configuration.connection_pool_maxsize = 6
+    # Two watches, and one request each from Allocate, release, publish-node, reap and events.
+    configuration.connection_pool_maxsize = 7
     return ApiServer(client.ApiClient(configuration), node)
 
 

@@ -25,6 +25,8 @@ _GFX12 = 120000
 _TYPES = ("spx", "dpx", "tpx", "qpx", "cpx")
 _PARTITION_SUFFIX = re.compile(rf"#({'|'.join(_TYPES)})$")
 _WHOLE = 0xFF
+GONE = "it is gone"
+"""Why a device is unhealthy that is not there any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,8 @@ class Device:
     slots: tuple[str, ...]
     """The ids kubelet knows: how many containers may share it."""
     healthy: bool = True
+    why: str = ""
+    """Why it is unhealthy."""
     mode: str = ""
     """The compute partition type it is offered as; empty where its CUs are shared."""
     resource: str = RESOURCE

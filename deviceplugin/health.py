@@ -8,12 +8,12 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from deviceplugin.devices import Device, devices_of
+from deviceplugin.devices import GONE, Device, devices_of
 from enforcer.api.client import EnforcerError
 from enforcer.inventory import read_inventory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from deviceplugin.terms import Terms
     from enforcer.api.client import Client
@@ -31,7 +31,11 @@ def merge(known: Sequence[Device], found: Sequence[Device]) -> tuple[Device, ...
     A GPU that was split or put together again is not gone: it is offered as what it is now.
     """
     present = {device.gpu.bdf for device in found}
-    gone = [replace(device, healthy=False) for device in known if device.gpu.bdf not in present]
+    gone = [
+        replace(device, healthy=False, why=GONE)
+        for device in known
+        if device.gpu.bdf not in present
+    ]
     return tuple(
         sorted([*found, *gone], key=lambda device: (device.gpu.bdf, device.gpu.partition or 0))
     )
@@ -71,14 +75,17 @@ class Offer:
         terms: Callable[[], tuple[Terms, Sequence[str]]],
         seconds: float,
         on_change: Callable[[], None],
+        ailing: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         """``read`` gives the GPUs and the problems, ``terms`` how they are offered, and problems.
 
-        Both are called every ``seconds``.
+        ``ailing`` gives the GPUs that are there and unhealthy, by PCI address, and why. All are
+        called every ``seconds``.
         """
         self._on_change = on_change
         self._read = read
         self._terms = terms
+        self._ailing = ailing
         self._seconds = seconds
         self._changed = threading.Condition()
         self._devices: tuple[Device, ...] = ()
@@ -123,7 +130,14 @@ class Offer:
         """Read the inventory now."""
         gpus, problems = self._read()
         terms, overruled = self._terms()
-        found, left_out = devices_of(gpus, terms)
+        offered, left_out = devices_of(gpus, terms)
+        ailing = self._ailing()
+        found = [
+            replace(device, healthy=False, why=ailing[device.gpu.bdf])
+            if device.gpu.bdf in ailing
+            else device
+            for device in offered
+        ]
         lines = (*problems, *overruled, *left_out)
         for line in lines:
             if line not in self._problems:
@@ -154,4 +168,4 @@ def _log_changes(before: Sequence[Device], after: Sequence[Device]) -> None:
         if old is None or (device.healthy and not old.healthy):
             _log.info("GPU %s (%s) is offered %d times", device.key, device.id, len(device.slots))
         elif old.healthy and not device.healthy:
-            _log.warning("GPU %s (%s) is gone: unhealthy", device.key, device.id)
+            _log.warning("GPU %s (%s) is unhealthy: %s", device.key, device.id, device.why)

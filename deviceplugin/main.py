@@ -10,6 +10,8 @@ import threading
 from typing import TYPE_CHECKING, Protocol
 
 from deviceplugin.checkpoint import Checkpoint
+from deviceplugin.events import CONFLICT, Events, NodeEvent
+from deviceplugin.exporter import Exporter
 from deviceplugin.health import GpuSource, Offer
 from deviceplugin.hold import Holder
 from deviceplugin.node import Publisher
@@ -104,7 +106,9 @@ def _work(arguments: argparse.Namespace, stopping: threading.Event, api: ApiServ
         node = cache.node()
         return overridden(configured, node.annotations if node is not None else {})
 
-    offer = Offer(source.read, current_terms, _INVENTORY_SECONDS, cache.wake)
+    exporter = Exporter(arguments.metrics_exporter)
+    offer = Offer(source.read, current_terms, _INVENTORY_SECONDS, cache.wake, exporter.ailing)
+    events = Events(api, cache, offer)
     pod_resources = arguments.kubelet_dir / "pod-resources" / "kubelet.sock"
     reaper = Reaper(
         api,
@@ -114,7 +118,7 @@ def _work(arguments: argparse.Namespace, stopping: threading.Event, api: ApiServ
         lambda: offer.devices,
         whole=configured.whole,
     )
-    parts: list[_Part] = [offer, cache, reaper]
+    parts: list[_Part] = [offer, cache, events, reaper]
     giver: Giver = Unscheduled(offer)
     holder = None
     if not configured.whole:
@@ -129,7 +133,7 @@ def _work(arguments: argparse.Namespace, stopping: threading.Event, api: ApiServ
             run_dir=arguments.socket.parent,
         )
         holder = Holder(client)
-        parts += [Publisher(api, cache, offer), release]
+        parts += [Publisher(api, cache, offer, capacity=arguments.report_node_capacity), release]
 
     def plugin(resource: str) -> DevicePlugin:
         return DevicePlugin(
@@ -154,7 +158,13 @@ def _work(arguments: argparse.Namespace, stopping: threading.Event, api: ApiServ
     threading.excepthook = end
     for part in parts:
         part.start()
-    register_all(plugin, lambda: offer.devices, arguments.kubelet_dir / "device-plugins", stopping)
+    register_all(
+        plugin,
+        lambda: offer.devices,
+        arguments.kubelet_dir / "device-plugins",
+        stopping,
+        lambda message: events.tell(NodeEvent(CONFLICT, message)),
+    )
     for part in reversed(parts):
         part.stop()
     client.close()

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node annotation ``hami.io/node-amd-register``: published, and kept as it should be."""
+"""What the node says of its GPUs: ``hami.io/node-amd-register``, and its capacity if wished.
+
+Both are kept as they should be.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,16 @@ from deviceplugin.codec import NODE_REGISTER
 from deviceplugin.devices import register_value
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from deviceplugin.apiserver import ApiServer
+    from deviceplugin.devices import Device
     from deviceplugin.health import Offer
+    from deviceplugin.pod import Node
     from deviceplugin.pods import PodCache
+
+GPU_MEMORY = "amd.com/gpumem"
+GPU_CORES = "amd.com/gpucores"
 
 _CHECK_SECONDS = 30.0
 _RETRY_SECONDS = 5.0
@@ -24,13 +34,26 @@ _CALL_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 
 
+def capacity_of(devices: Iterable[Device]) -> dict[str, str]:
+    """The node's capacity for shares of GPUs: MiB and CUs of those that are healthy. Pure."""
+    healthy = [device for device in devices if device.healthy]
+    return {
+        GPU_MEMORY: str(sum(device.mib for device in healthy)),
+        GPU_CORES: str(sum(device.gpu.cu_count for device in healthy)),
+    }
+
+
 class Publisher:
     """One thread that writes the annotation when it differs from the devices on offer."""
 
-    def __init__(self, api: ApiServer, cache: PodCache, offer: Offer) -> None:
+    def __init__(
+        self, api: ApiServer, cache: PodCache, offer: Offer, *, capacity: bool = False
+    ) -> None:
+        """``capacity``: also keep the sums of memory and CUs in the node's capacity."""
         self._api = api
         self._cache = cache
         self._offer = offer
+        self._capacity = capacity
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="publish-node", daemon=True)
 
@@ -56,12 +79,20 @@ class Publisher:
             return False
         if fresh or node is None:
             node = self._cache.absorb_node(self._api.get_node(_CALL_SECONDS))
+        if self._capacity:
+            self._report(node, capacity_of(devices))
         value = register_value(devices)
         if node.annotations.get(NODE_REGISTER) == value:
             return False
         patch = {"metadata": {"annotations": {NODE_REGISTER: value}}}
         self._cache.absorb_node(self._api.patch_node(patch, _CALL_SECONDS))
         return True
+
+    def _report(self, node: Node, sums: Mapping[str, str]) -> None:
+        if all(node.capacity.get(name) == (value, value) for name, value in sums.items()):
+            return
+        patch = {"status": {"capacity": dict(sums), "allocatable": dict(sums)}}
+        self._cache.absorb_node(self._api.patch_node_status(patch, _CALL_SECONDS))
 
     def _run(self) -> None:
         checked = float("-inf")

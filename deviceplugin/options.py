@@ -104,6 +104,17 @@ def parser(settings: Mapping[str, str] | None = None) -> argparse.ArgumentParser
             help=f"{text}{shown}",
         )
 
+    def switch(name: str, text: str) -> None:
+        options.add_argument(
+            f"--{name}",
+            type=_flag,
+            nargs="?",
+            const=True,
+            default=settings.get(name, "false"),
+            metavar="BOOL",
+            help=text,
+        )
+
     add("config", _path, None, "a YAML file with options")
     options.add_argument(
         "--node-name",
@@ -168,15 +179,14 @@ def parser(settings: Mapping[str, str] | None = None) -> argparse.ArgumentParser
         BINPACK,
         "of GPUs that fit equally, take the fullest (binpack, besteffort) or emptiest (spread)",
     )
-    options.add_argument(
-        "--fail-open",
-        type=_flag,
-        nargs="?",
-        const=True,
-        default=settings.get("fail-open", "false"),
-        metavar="BOOL",
-        help="start containers whose limit nothing can hold, instead of refusing them",
+    add(
+        "metrics-exporter",
+        _path,
+        EXPORTER,
+        "socket of AMD's Device Metrics Exporter: a GPU it calls unhealthy is",
     )
+    switch("report-node-capacity", "publish the sums of amd.com/gpumem and gpucores on the node")
+    switch("fail-open", "start containers whose limit nothing can hold, instead of refusing them")
     add("log-level", _one_of("debug", "info", "warning", "error"), "info", "what to log")
     return options
 

@@ -67,6 +67,8 @@ class Node:
     uid: str
     resource_version: str
     annotations: Mapping[str, str]
+    capacity: Mapping[str, tuple[str, str]] = field(default_factory=lambda: MappingProxyType({}))
+    """Of AMD's resources: capacity and allocatable, as the node has them."""
 
     def lock(self) -> NodeLock | None:
         """The scheduler's lock; None if there is none, or none that can be read."""
@@ -101,11 +103,20 @@ def parse_pod(pod: Json) -> Pod:
 def parse_node(node: Json) -> Node:
     """The parts of a node's JSON that matter."""
     metadata = node["metadata"]
+    status = node.get("status") or {}
+    capacity, allocatable = status.get("capacity") or {}, status.get("allocatable") or {}
     return Node(
         name=metadata["name"],
         uid=metadata.get("uid", ""),
         resource_version=metadata["resourceVersion"],
         annotations=_annotations(metadata),
+        capacity=MappingProxyType(
+            {
+                name: (str(capacity.get(name, "")), str(allocatable.get(name, "")))
+                for name in (*capacity, *allocatable)
+                if name.startswith("amd.com/")
+            }
+        ),
     )
 
 

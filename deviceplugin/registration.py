@@ -52,16 +52,18 @@ def register_all(
     devices: Callable[[], Iterable[Device]],
     directory: Path,
     stopping: threading.Event,
+    conflict: Callable[[str], None],
 ) -> None:
     """Register every resource that ``devices`` have ever had, until ``stopping`` is set.
 
     One without devices any more stays: kubelet sees none left, and pods may still hold some.
+    ``conflict`` is told where another plugin seems to serve the same.
     """
     _remove_stale_sockets(directory)
     threads: dict[str, threading.Thread] = {}
     while not stopping.is_set():
         for resource in sorted({device.resource for device in devices()} - threads.keys()):
-            one = Registration(plugin(resource), directory)
+            one = Registration(plugin(resource), directory, conflict)
             threads[resource] = threading.Thread(
                 target=one.run, args=(stopping,), name=f"register {resource}", daemon=True
             )
@@ -86,10 +88,13 @@ def _remove_stale_sockets(directory: Path) -> None:
 class Registration:
     """Keeps one resource registered; ``run`` is the thread's work."""
 
-    def __init__(self, plugin: DevicePlugin, directory: Path) -> None:
+    def __init__(
+        self, plugin: DevicePlugin, directory: Path, conflict: Callable[[str], None]
+    ) -> None:
         self._plugin = plugin
         self._directory = directory
         self._resource = plugin.resource
+        self._conflict = conflict
         self._kubelet = directory / "kubelet.sock"
         self._server: grpc.Server | None = None
         self._socket: Path | None = None
@@ -112,6 +117,11 @@ class Registration:
                     if fresh:
                         known, pause = kubelet, _RETRY_SECONDS[0]
                     if fresh or (now >= due and not self._plugin.streams):
+                        if not fresh and registered and not self._trouble:
+                            self._conflict(
+                                f"kubelet ended the stream of {self._resource} and goes on without "
+                                "it: is another plugin for it installed?"
+                            )
                         taken = self._register()
                         registered = time.monotonic()
                         due = time.monotonic() + pause + (_STREAM_SECONDS if taken else 0)
@@ -146,11 +156,14 @@ class Registration:
             with grpc.insecure_channel(f"unix:{self._kubelet}") as channel:
                 RegistrationStub(channel).Register(request, timeout=_REGISTER_SECONDS)
         except grpc.RpcError as error:
-            self._complain(
+            trouble = (
                 f"kubelet at {self._kubelet} does not take {self._resource} "
                 f"({error.code().name.lower()}: {error.details()}): is another plugin for it "
                 "installed?"
             )
+            self._complain(trouble)
+            if error.code() not in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}:
+                self._conflict(trouble)
             return False
         self._trouble = ""
         _log.info("%s registered with %s", self._resource, self._kubelet)

@@ -42,7 +42,7 @@ class Unscheduled:
                     f"{device_id!r}"
                 )
             if not device.healthy:
-                raise RefusalError(f"{resource}: GPU {device.key} is unhealthy")
+                raise RefusalError(f"{resource}: GPU {device.key} is unhealthy: {device.why}")
             chosen.append(device)
         _log.info("%s: GPU %s given whole", resource, ", ".join(one.key for one in chosen))
         return whole_answer(chosen)

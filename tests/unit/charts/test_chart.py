@@ -43,6 +43,8 @@ VARIANTS: dict[str, Values] = {
             "excludeGPUs": ["0000:05:00.0", "card3"],
             "memoryScaling": 1.5,
             "allocatorPolicy": "spread",
+            "metricsExporterDir": "",
+            "reportNodeCapacity": True,
         }
     },
     "cri-o": {"containerRuntime": {"containerdStateDir": ""}},
@@ -194,19 +196,25 @@ def test_only_the_device_plugin_can_talk_to_the_api_server() -> None:
     assert holders == {"device-plugin": "/var/run/secrets/kubernetes.io/serviceaccount"}
 
 
-def test_the_rights_are_exactly_those_the_plugin_needs() -> None:
-    objects = render()
-    role = only(objects, "ClusterRole")
-    rights = {
+def rights_of(role: Object) -> dict[tuple[str, str], set[str]]:
+    return {
         (group, resource): set(rule["verbs"])
         for rule in role["rules"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
     }
-    assert rights == {
+
+
+def test_the_rights_are_exactly_those_the_plugin_needs() -> None:
+    objects = render()
+    role = only(objects, "ClusterRole")
+    assert rights_of(role) == {
         ("", "nodes"): {"get", "list", "watch", "patch"},
         ("", "pods"): {"get", "list", "watch", "patch"},
+        ("", "events"): {"create"},
     }
+    modes = only(render(VARIANTS["modes"]), "ClusterRole")
+    assert rights_of(modes) == rights_of(role) | {("", "nodes/status"): {"patch"}}
     binding = only(objects, "ClusterRoleBinding")
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
     assert binding["subjects"] == [
@@ -230,7 +238,14 @@ def test_the_device_plugin_sees_the_kubelets_sockets_and_its_own_directories() -
         "/var/lib/ringfence",
         "/run/ringfence",
     }
-    assert set(seen) - writable == {"/var/lib/kubelet/pod-resources"}
+    assert set(seen) - writable == {
+        "/var/lib/kubelet/pod-resources",
+        "/var/lib/amd-metrics-exporter",
+    }
+    assert "/var/lib/amd-metrics-exporter" not in mounts("device-plugin", VARIANTS["modes"])
+    elsewhere = {"devicePlugin": {"metricsExporterDir": "/opt/exporter"}}
+    mount = mounts("device-plugin", elsewhere)["/var/lib/amd-metrics-exporter"]
+    assert mount["host"] == "/opt/exporter"
 
 
 def test_the_enforcer_writes_only_cgroups_pins_and_its_socket() -> None:
@@ -339,6 +354,7 @@ def test_the_modes_reach_the_plugin() -> None:
         exclude=frozenset({"0000:05:00.0", "card3"}),
     )
     assert options.allocator_policy == "spread"
+    assert options.report_node_capacity is True
 
 
 def test_both_containers_know_their_node() -> None:

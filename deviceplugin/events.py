@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Events on the node: what happened to its GPUs, for whoever asks Kubernetes and not the log."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from deviceplugin.apiserver import ApiServerError
+from deviceplugin.devices import GONE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from deviceplugin.apiserver import ApiServer
+    from deviceplugin.devices import Device
+    from deviceplugin.health import Offer
+    from deviceplugin.pod import Json
+    from deviceplugin.pods import PodCache
+
+UNHEALTHY = "AMDGPUUnhealthy"
+MISSING = "AMDGPUMissing"
+RECOVERED = "AMDGPURecovered"
+CONFLICT = "AMDGPUPluginConflict"
+
+_COMPONENT = "ringfence-device-plugin"
+_NAMESPACE = "default"
+_CALL_SECONDS = 5.0
+_LOOK_SECONDS = 5.0
+_RETRY_SECONDS = 15.0
+_REPEAT_SECONDS = 600.0
+"""The same event is not told again before."""
+_MOST_WAITING = 50
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEvent:
+    """Something to tell of the node."""
+
+    reason: str
+    message: str
+    warning: bool = True
+
+
+def device_events(before: Iterable[Device], after: Iterable[Device]) -> list[NodeEvent]:
+    """What is to be told of a change of the devices. Pure.
+
+    A GPU that is new and healthy is nothing to tell; one that is gone is among the devices.
+    """
+    known = {device.key: device for device in before}
+    events = []
+    for device in after:
+        old = known.get(device.key)
+        card = "no card" if device.gpu.card is None else f"card{device.gpu.card}"
+        what = f"GPU {device.key} ({card}, {device.id})"
+        if device.healthy:
+            if old is not None and not old.healthy:
+                events.append(NodeEvent(RECOVERED, f"{what} is healthy again", warning=False))
+        elif old is None or (old.healthy, old.why) != (device.healthy, device.why):
+            if device.why == GONE:
+                events.append(NodeEvent(MISSING, f"{what} is not there any more"))
+            else:
+                events.append(NodeEvent(UNHEALTHY, f"{what} is unhealthy: {device.why}"))
+    return events
+
+
+def event_body(event: NodeEvent, node: str, uid: str, now: datetime) -> Json:
+    """The event as the API server takes it."""
+    time_of = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"generateName": f"{node}.", "namespace": _NAMESPACE},
+        "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid},
+        "reason": event.reason,
+        "message": event.message,
+        "type": "Warning" if event.warning else "Normal",
+        "source": {"component": _COMPONENT, "host": node},
+        "firstTimestamp": time_of,
+        "lastTimestamp": time_of,
+        "count": 1,
+    }
+
+
+class Events:
+    """One thread that tells events; the devices it finds at first are as they should be."""
+
+    def __init__(self, api: ApiServer, cache: PodCache, offer: Offer) -> None:
+        self._api = api
+        self._cache = cache
+        self._offer = offer
+        self._waiting: deque[NodeEvent] = deque(maxlen=_MOST_WAITING)
+        self._told: dict[NodeEvent, float] = {}
+        self._trouble = ""
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="events", daemon=True)
+
+    def start(self) -> None:
+        """Start telling."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop; what was not told never is."""
+        self._stopping.set()
+        self._offer.wake()
+        self._thread.join(timeout=10)
+
+    def tell(self, event: NodeEvent) -> None:
+        """Tell an event soon, unless it was told just now."""
+        now = time.monotonic()
+        if now - self._told.get(event, -_REPEAT_SECONDS) >= _REPEAT_SECONDS:
+            self._told[event] = now
+            self._waiting.append(event)
+            self._offer.wake()
+
+    def _run(self) -> None:
+        version, known = self._offer.snapshot()
+        retry = 0.0
+        while not self._stopping.is_set():
+            seen, devices = self._offer.snapshot()
+            if seen != version:
+                for event in device_events(known, devices) if known else ():
+                    # Not through ``tell``: a GPU that fails again is news.
+                    self._waiting.append(event)
+                version, known = seen, devices
+            if self._waiting and time.monotonic() >= retry:
+                retry = time.monotonic() + self._deliver()
+            self._offer.wait_change(version, _LOOK_SECONDS)
+
+    def _deliver(self) -> float:
+        """Tell what waits; the seconds until another try is due."""
+        node = self._cache.node()
+        if node is None:
+            return _RETRY_SECONDS
+        while self._waiting:
+            event = self._waiting[0]
+            body = event_body(event, node.name, node.uid, datetime.now(UTC))
+            try:
+                self._api.create_event(_NAMESPACE, body, _CALL_SECONDS)
+            except ApiServerError as error:
+                if str(error) != self._trouble:
+                    self._trouble = str(error)
+                    _log.warning("event %s: %s", event.reason, error)
+                if 400 <= error.status < 500:
+                    self._waiting.popleft()
+                    continue
+                return _RETRY_SECONDS
+            self._trouble = ""
+            self._waiting.popleft()
+        return 0.0

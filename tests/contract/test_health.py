@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Health from AMD's exporter, Events on the node, and its capacity."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.contract.conftest import NODE, REGISTER, RESOURCE, eventually
+from tests.contract.peers.exporter import Exporter
+from tests.contract.peers.kubelet import AdmissionError, Second
+
+if TYPE_CHECKING:
+    from tests.contract.conftest import Bench
+
+BDF, OTHER = "0000:05:00.0", "0000:65:00.0"
+
+
+def events(bench: Bench) -> list[tuple[str, str]]:
+    items = bench.api.store.list("events", "")["items"]
+    return [(item["reason"], item["type"]) for item in items]
+
+
+def test_a_gpu_the_exporter_calls_unhealthy_is_so_for_all_and_recovers(bench: Bench) -> None:
+    socket = bench.root / "exporter"
+    exporter = Exporter(socket, {BDF: "healthy", OTHER: "healthy"})
+    bench.start(f"--metrics-exporter={socket}")
+    gpu, other = bench.gpu_ids()
+    exporter.states[BDF] = "unhealthy"
+    bench.kubelet.wait_devices(RESOURCE, lambda ids: ids[f"{BDF}#0"] == "Unhealthy", timeout=20)
+    assert bench.kubelet.wait_devices(RESOURCE)[f"{OTHER}#0"] == "Healthy"
+
+    def registered() -> list[bool]:
+        value = bench.api.node_annotations(NODE)[REGISTER]
+        return [entry.get("health", False) for entry in json.loads(value)]
+
+    eventually(lambda: registered() == [False, True])
+    eventually(lambda: events(bench) == [("AMDGPUUnhealthy", "Warning")])
+    with pytest.raises(AdmissionError, match=r"is unhealthy: the metrics exporter says unhealthy"):
+        bench.admit(bench.bind("one", f"{gpu},T,4096,76:;"))
+    bench.admit(bench.bind("two", f"{other},T,4096,76:;"))
+
+    exporter.states[BDF] = "healthy"
+    bench.kubelet.wait_devices(RESOURCE, lambda ids: ids[f"{BDF}#0"] == "Healthy", timeout=20)
+    eventually(lambda: events(bench)[1:] == [("AMDGPURecovered", "Normal")])
+    exporter.close()
+
+
+def test_a_gpu_that_goes_and_comes_back_leaves_two_events(bench: Bench) -> None:
+    bench.start()
+    bench.gpu_ids()
+    node = bench.root / "sys/class/kfd/kfd/topology/nodes/2"
+    node.rename(bench.root / "gone")
+    eventually(lambda: events(bench) == [("AMDGPUMissing", "Warning")], timeout=20)
+    (bench.root / "gone").rename(node)
+    eventually(lambda: events(bench)[1:] == [("AMDGPURecovered", "Normal")], timeout=20)
+    item = bench.api.store.list("events", "")["items"][0]
+    assert item["involvedObject"]["uid"] == bench.api.node(NODE)["metadata"]["uid"]
+    assert OTHER in item["message"]
+
+
+def test_events_wait_for_an_api_server_that_is_away(bench: Bench) -> None:
+    bench.start()
+    bench.gpu_ids()
+    bench.api.faults.away = True
+    node = bench.root / "sys/class/kfd/kfd/topology/nodes/2"
+    node.rename(bench.root / "gone")
+    bench.kubelet.wait_devices(RESOURCE, lambda ids: ids[f"{OTHER}#0"] == "Unhealthy", timeout=20)
+    bench.api.faults.away = False
+    eventually(lambda: events(bench) == [("AMDGPUMissing", "Warning")], timeout=40)
+
+
+def test_another_plugin_that_owns_the_resource_is_told_once(bench: Bench) -> None:
+    bench.kubelet.second = Second.REFUSED
+    bench.start(f"--state-dir={bench.root / 'other'}")
+    bench.start(wait=False)
+    eventually(lambda: ("AMDGPUPluginConflict", "Warning") in events(bench))
+    message = bench.api.store.list("events", "")["items"][0]["message"]
+    assert "device plugin already connected" in message
+    eventually(lambda: bench.log.count("now and then") == 1)
+    assert len(events(bench)) == 1
+
+
+def test_the_nodes_capacity_is_published_when_asked_for_and_put_right(bench: Bench) -> None:
+    bench.start("--report-node-capacity")
+    sums = {"amd.com/gpumem": "392576", "amd.com/gpucores": "608"}
+
+    def reported() -> bool:
+        status = bench.api.node(NODE)["status"]
+        return bool(status.get("capacity") == sums == status.get("allocatable"))
+
+    eventually(reported)
+    bench.api.store.patch("nodes", ("", NODE), {"status": {"capacity": None}})
+    eventually(reported)
+
+
+def test_the_nodes_capacity_is_left_alone_otherwise(bench: Bench) -> None:
+    bench.start()
+    bench.gpu_ids()
+    assert bench.api.node(NODE)["status"] == {}
+    assert bench.requests("PATCH", "/status") == []

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from deviceplugin.devices import GONE
+from deviceplugin.events import (
+    MISSING,
+    RECOVERED,
+    UNHEALTHY,
+    NodeEvent,
+    device_events,
+    event_body,
+)
+
+from .given import BDF, ID, OTHER, device
+
+WELL = device()
+ILL = replace(WELL, healthy=False, why="the metrics exporter says unhealthy")
+LOST = replace(WELL, healthy=False, why=GONE)
+
+
+def test_what_stays_as_it_was_is_nothing_to_tell() -> None:
+    for one in (WELL, ILL, LOST):
+        assert device_events([one], [one]) == []
+
+
+def test_a_gpu_that_falls_ill_is_told_with_the_reason() -> None:
+    (event,) = device_events([WELL], [ILL])
+    assert event == NodeEvent(
+        UNHEALTHY, f"GPU {BDF} (card0, {ID}) is unhealthy: the metrics exporter says unhealthy"
+    )
+
+
+def test_a_gpu_that_goes_and_comes_back_is_told() -> None:
+    (gone,) = device_events([WELL], [LOST])
+    assert (gone.reason, gone.warning) == (MISSING, True)
+    (back,) = device_events([LOST], [WELL])
+    assert (back.reason, back.warning) == (RECOVERED, False)
+
+
+def test_a_new_gpu_is_told_only_if_it_is_ill() -> None:
+    assert device_events([WELL], [WELL, device(OTHER)]) == []
+    ill = replace(device(OTHER), healthy=False, why="x")
+    assert [event.reason for event in device_events([WELL], [WELL, ill])] == [UNHEALTHY]
+
+
+def test_another_reason_is_news() -> None:
+    assert [event.reason for event in device_events([ILL], [LOST])] == [MISSING]
+    assert [event.reason for event in device_events([LOST], [ILL])] == [UNHEALTHY]
+
+
+def test_an_event_is_the_nodes() -> None:
+    now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    body = event_body(NodeEvent(RECOVERED, "text", warning=False), "node", "uid", now)
+    assert body["involvedObject"] == {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "name": "node",
+        "uid": "uid",
+    }
+    assert (body["type"], body["reason"], body["message"]) == ("Normal", RECOVERED, "text")
+    assert body["firstTimestamp"] == "2026-01-02T03:04:05Z"
+    assert body["metadata"] == {"generateName": "node.", "namespace": "default"}
