@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -38,6 +39,15 @@ RUN = PROJECT / "tests/testbed/run"
 )
 def test_exit_status_is_the_command_s(script: str, status: int) -> None:
     assert run_vm(["sh", "-c", script], BARE).returncode == status
+
+
+def test_each_gpu_is_a_line_of_dmem_capacity() -> None:
+    node = NodeOptions(kernel="dmem", gpus=3, vram_gib=16)
+    result = run_vm(["cat", "/sys/fs/cgroup/dmem.capacity"], node)
+    lines = [line.split() for line in result.stdout.decode().splitlines()]
+    assert len({name for name, _ in lines}) == 3
+    assert all(re.fullmatch(r"drm/0000:[0-9a-f]{2}:[0-9a-f]{2}\.0/vram", name) for name, _ in lines)
+    assert {size for _, size in lines} == {str(16 << 30)}
 
 
 def test_a_node_has_what_a_kubernetes_node_has() -> None:

@@ -7,10 +7,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from enforcer.host import dmem
 from enforcer.model import MIB
 from enforcer.plan import headroom
 from tests.vm.guest.node import PlainClient, Pods, slice_of
-from tests.vm.guest.services import Enforcer, dmem_current, dmem_max, gate_limit, ledger, wait_for
+from tests.vm.guest.services import (
+    CGROUP,
+    Enforcer,
+    dmem_current,
+    dmem_max,
+    gate_limit,
+    ledger,
+    wait_for,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,21 +47,21 @@ def held(enforcer: Enforcer, one: Tenant, gpu: Gpu) -> None:
     share = one.slice.shares[0].vram_bytes
     groups = [one.pod.path, one.container.path]
 
+    gate = enforcer.layers != "dmem"
+    counted = enforcer.layers != "gate" and share is not None and has_region(gpu)
+
     def in_place() -> bool:
-        if enforcer.layers != "dmem" and any(
-            gate_limit(path.stat().st_ino, gpu.bdf) != share for path in groups if path.exists()
-        ):
+        if gate and any(gate_limit(path.stat().st_ino, gpu.bdf) != share for path in groups):
             return False
-        if (
-            enforcer.layers == "gate"
-            or share is None
-            or dmem_current(one.pod.path, gpu.bdf) is None
-        ):
-            return enforcer.layers != "dmem" or share is None
-        return all(dmem_max(path, gpu.bdf) is not None for path in groups)
+        return not counted or all(dmem_max(path, gpu.bdf) is not None for path in groups)
 
     wait_for("the container's cgroup", one.container.path.exists)
     wait_for(f"the slice of {one.pod.name} in every layer", in_place)
+
+
+def has_region(gpu: Gpu) -> bool:
+    """Whether the booted kernel counts this GPU's VRAM in dmem."""
+    return f"drm/{gpu.bdf}/vram" in dmem.capacity(CGROUP)
 
 
 def fill(one: Tenant, command: str, chunk: int) -> int:
