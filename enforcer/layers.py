@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from bpf import decode, loader
 from bpf.libbpf import BpfError
+from enforcer.host.driver import builtin_majors
+from enforcer.host.files import FileError
 from enforcer.model import Layer, LayerState, Why
 
 if TYPE_CHECKING:
@@ -134,9 +136,10 @@ class KernelLayers:
         if self.maps is None:
             return
         try:
+            self.maps.set_builtin_majors(builtin_majors(self._sys))
             self.maps.set_gpus(by_kfd_id, by_minor)
             self.problems.pop("gpus", None)
-        except (BpfError, OSError) as error:
+        except (BpfError, OSError, FileError) as error:
             self.problems["gpus"] = f"gate does not know the GPUs: {error}"
 
     def close(self) -> None:

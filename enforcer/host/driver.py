@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The amdgpu driver itself: a module, or part of the kernel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from enforcer.host.files import FileError, read_line
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_DRM_MAJOR = 226
+
+
+def builtin_majors(sys: Path) -> frozenset[int]:
+    """The character majors of a driver that is built in; empty where it is a module or absent.
+
+    Files of a module are known by their owner, those of a built-in driver only by their major. Only
+    a module has ``initstate`` (kernel/module/sysfs.c). kfd's major is dynamic, and a kernel may be
+    without kfd. Raises FileError.
+    """
+    module = sys / "module" / "amdgpu"
+    if not module.is_dir() or (module / "initstate").exists():
+        return frozenset()
+    path = sys / "class" / "kfd" / "kfd" / "dev"
+    if not path.exists():
+        return frozenset({_DRM_MAJOR})
+    major, colon, _ = read_line(path).partition(":")
+    if not colon or not major.isdecimal():
+        raise FileError(f"{path}: expected MAJOR:MINOR, found {major!r}")
+    return frozenset({_DRM_MAJOR, int(major)})

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether amdgpu is a module or part of the kernel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from enforcer.host.driver import builtin_majors
+from enforcer.host.files import FileError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def tree(root: Path, *, module: bool, dev: str | None) -> Path:
+    (root / "module/amdgpu").mkdir(parents=True)
+    if module:
+        (root / "module/amdgpu/initstate").write_text("live\n")
+    if dev is not None:
+        (root / "class/kfd/kfd").mkdir(parents=True)
+        (root / "class/kfd/kfd/dev").write_text(dev)
+    return root
+
+
+def test_without_the_driver_there_are_none(tmp_path: Path) -> None:
+    assert builtin_majors(tmp_path) == frozenset()
+
+
+def test_a_module_s_files_are_known_by_their_owner(tmp_path: Path) -> None:
+    assert builtin_majors(tree(tmp_path, module=True, dev="234:0\n")) == frozenset()
+
+
+def test_a_built_in_driver_s_files_are_known_by_their_majors(tmp_path: Path) -> None:
+    assert builtin_majors(tree(tmp_path, module=False, dev="234:0\n")) == {226, 234}
+
+
+@pytest.mark.parametrize("text", ["", "234\n", "kfd:0\n"])
+def test_a_malformed_number_is_named(tmp_path: Path, text: str) -> None:
+    with pytest.raises(FileError, match="kfd/dev"):
+        builtin_majors(tree(tmp_path, module=False, dev=text))
+
+
+def test_a_built_in_driver_may_be_without_kfd(tmp_path: Path) -> None:
+    assert builtin_majors(tree(tmp_path, module=False, dev=None)) == {226}
