@@ -1,16 +1,71 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One row per container and GPU from every source of usage side by side."""
+"""One row per container and GPU from every source of usage side by side, and where they differ.
+
+The ledger is exact, and checked against what the kernel counts by itself. The kernel counting
+more than the ledger is drift. It counting less is none: a shared buffer is in the books of its
+creator although nobody there has a handle any more.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from enforcer.model import Container, ContainerUsage, Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
+    from enforcer.host.drm import DrmClient
     from enforcer.model import Limit, PodCgroup, Protection, Slice
+
+DRIFT_BOUND = 2 << 20
+"""Bytes by which the sources may differ without a word: the span of one GPU page table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """What two of the sources said in one pass."""
+
+    ledger: Mapping[tuple[int, int], LedgerRow] | None
+    """By ``Limit.key``; None: there is no ledger. A cgroup without a row has used nothing."""
+    charged: Mapping[tuple[str, str], int]
+    """``dmem.current`` by (cgroup path, BDF)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """What the kernel tells of the processes of one pod, at about one moment."""
+
+    pids: Mapping[str, AbstractSet[int]]
+    """The processes in and below each cgroup, by its path."""
+    kfd: Mapping[int, Mapping[str, int]]
+    """Bytes of VRAM asked of KFD, by process and BDF."""
+    clients: Mapping[int, Sequence[DrmClient]]
+    """The DRM clients that each process has a descriptor of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """VRAM of one cgroup on one GPU as KFD and fdinfo tell it. Bytes."""
+
+    kfd: int = 0
+    drm: int = 0
+    total: int = 0
+    """Each process's larger sum: ROCr joins KFD to a DRM client, which then shows KFD's too."""
+    least: int = 0
+    """The same without what could be in another's books: shared buffers, passed descriptors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The sources compared for one cgroup on one GPU; None is unknown."""
+
+    hook: int | None
+    observed: Observed
+    escaped: int | None
+    drift: int | None
 
 
 class LedgerRow(Protocol):
@@ -30,19 +85,76 @@ class LedgerRow(Protocol):
     def empty(self) -> bool: ...
 
 
+def observe(
+    processes: Processes,
+    path: str,
+    bdf: str,
+    elsewhere: AbstractSet[tuple[str, int]] = frozenset(),
+) -> Observed:
+    """What the processes of one cgroup hold of one GPU.
+
+    ``elsewhere`` are the clients, (BDF, id), that processes of other pods have a descriptor of.
+    """
+    inside = processes.pids.get(path, frozenset())
+    foreign = {
+        client.client
+        for pid, clients in processes.clients.items()
+        if pid not in inside
+        for client in clients
+        if client.bdf == bdf
+    }
+    foreign.update(client for where, client in elsewhere if where == bdf)
+    seen: set[int] = set()
+    kfd = drm = total = least = 0
+    for pid in sorted(inside):
+        asked = processes.kfd.get(pid, {}).get(bdf, 0)
+        shown = own = 0
+        for client in processes.clients.get(pid, ()):
+            if client.bdf != bdf or client.client in seen:
+                continue
+            seen.add(client.client)
+            size = _client_bytes(client)
+            shown += size
+            if client.client not in foreign:
+                own += max(0, size - (client.shared or 0))
+        kfd += asked
+        drm += shown
+        total += max(asked, shown)
+        least += max(asked, own)
+    return Observed(kfd, drm, total, least)
+
+
+def compare(
+    before: LedgerRow, after: LedgerRow, observed: Observed, charged: int | None
+) -> tuple[int | None, int | None]:
+    """(escaped, drift) of one cgroup on one GPU; None where this reading cannot tell.
+
+    ``before`` and ``after`` are the ledger around the reading of ``observed`` and of ``charged``
+    (``dmem.current``, None without it). While the ledger moves, only what it never held is drift.
+    """
+    steady = _holdings(before) == _holdings(after)
+    if steady:
+        asked, resident = (size + after.page_tables for size in (after.requested, after.resident))
+    else:
+        asked = resident = after.peak + max(before.page_tables, after.page_tables)
+    beyond = max(observed.least - asked, 0 if charged is None else charged - resident)
+    drift = beyond if beyond > DRIFT_BOUND else 0
+    escaped = max(0, resident - charged) if steady and charged is not None else None
+    return escaped, drift if drift or steady else None
+
+
 def container_usage(
     limits: Iterable[Limit],
     owners: Mapping[int, Container | PodCgroup],
     slices: Iterable[Slice],
-    ledger: Mapping[tuple[int, int], LedgerRow] | None,
-    charged: Mapping[tuple[str, str], int],
+    readings: Readings,
     protections: Mapping[tuple[int, int], Protection],
+    checked: Mapping[tuple[int, int], Checked],
 ) -> list[ContainerUsage]:
     """A row for every limit, in its order: the pods' own rows have an empty container name.
 
-    ``owners`` are the cgroups by id, ``ledger`` the usage by ``Limit.key`` (None: no ledger, and
-    then its fields are unknown), ``charged`` is ``dmem.current`` by (cgroup path, BDF). A cgroup
-    the ledger has no entry for has used nothing.
+    ``owners`` are the cgroups by id, ``checked`` what was found when the sources were last
+    compared.
     """
     pods = {one.pod_uid: one for one in slices}
     rows = []
@@ -50,7 +162,17 @@ def container_usage(
         owner = owners[limit.cgroup_id]
         uid, name = _identity(owner)
         one = pods[uid]
-        usage = _usage(ledger, limit.key, charged.get((limit.path, limit.bdf)))
+        usage = _usage(readings.ledger, limit.key, readings.charged.get((limit.path, limit.bdf)))
+        if (found := checked.get(limit.key)) is not None:
+            usage = replace(
+                usage,
+                hook=found.hook,
+                kfd=found.observed.kfd,
+                drm=found.observed.drm,
+                observed=found.observed.total,
+                escaped=found.escaped,
+                drift=found.drift,
+            )
         protection = protections.get(limit.key)
         rows.append(
             ContainerUsage(
@@ -85,3 +207,13 @@ def _usage(
     return Usage(
         row.requested, row.resident, row.page_tables, row.peak, row.refusals, dmem_current=charged
     )
+
+
+def _holdings(row: LedgerRow) -> tuple[int, int, int]:
+    return row.requested, row.resident, row.page_tables
+
+
+def _client_bytes(client: DrmClient) -> int:
+    """Evicted buffers included, where the kernel says so."""
+    sizes = (client.requested, client.total, client.resident)
+    return next((size for size in sizes if size is not None), 0)

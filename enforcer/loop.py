@@ -12,17 +12,18 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from enforcer.accounting import container_usage
+from enforcer.accounting import Readings, container_usage
 from enforcer.api.errors import NotFoundError
 from enforcer.apply import apply
 from enforcer.devices import Devices
 from enforcer.hookfiles import HookFiles, held_by_kernel, hooked
 from enforcer.host import cgroups, dmem, runtime
-from enforcer.host.files import FileError, FileVanished
+from enforcer.host.files import FileError
 from enforcer.limits import gpu_shares, limits, pending_limits
 from enforcer.model import HostSupport, PodCgroup, Snapshot, Why
 from enforcer.plan import Actual, ancestors, plan, protections
 from enforcer.slices import Checkpoint
+from enforcer.sources import Sources, charged
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from enforcer.accounting import LedgerRow
     from enforcer.host.roots import Roots
     from enforcer.layers import KernelLayers
-    from enforcer.model import Container, Limit, Protection, Slice
+    from enforcer.model import Container, ContainerUsage, Limit, Protection, Slice
 
 _log = logging.getLogger(__name__)
 
@@ -84,6 +85,7 @@ class Enforcer:
         self._kernel = kernel
         self._devices = Devices(roots, kernel, use_dmem=use_dmem)
         self._hook = HookFiles(roots.run / "ringfence")
+        self._sources = Sources(roots, kernel, self._devices, self._hook)
         self._records: dict[str, runtime.ContainerRecord] = {}
         self._reported: frozenset[str] = frozenset()
         self._changed = threading.Condition()
@@ -172,22 +174,12 @@ class Enforcer:
         problems.extend(self._keep_hook_files(held, wanted, found, proven))
         if not checkpoint_problems and found.live is not None:
             problems.extend(self._drop_hook_files(held, found))
-        rows = container_usage(
-            wanted,
-            found.owners,
-            held,
-            ledger if self._kernel.ledger != "none" else None,
-            _charged(found.root, wanted, self._devices.regions, problems),
-            proven,
-        )
+        # Maps that could not be read say nothing, not that nothing is used.
+        books = None if entries is None or self._kernel.ledger == "none" else ledger
+        rows = self._account(start, held, wanted, found, books, proven, problems)
         snapshot = Snapshot(
             time=time.time(),
-            support=HostSupport(
-                gate=self._kernel.gate,
-                dmem=self._devices.dmem,
-                ledger=self._kernel.ledger,
-                dmem_regions=tuple(sorted(self._devices.regions.items())),
-            ),
+            support=self._support(found),
             gpus=self._devices.gpus,
             containers=tuple(rows),
             problems=tuple(problems),
@@ -202,6 +194,34 @@ class Enforcer:
             self._passed = _Pass(number, by_key, wanted, found.owners, proven, snapshot)
             self._changed.notify_all()
         return snapshot
+
+    def _account(
+        self,
+        now: float,
+        held: Sequence[Slice],
+        wanted: Sequence[Limit],
+        found: _Found,
+        books: Mapping[tuple[int, int], LedgerRow] | None,
+        proven: Mapping[tuple[int, int], Protection],
+        problems: list[str],
+    ) -> list[ContainerUsage]:
+        if found.root is None:
+            return []
+        readings = Readings(books, charged(found.root, wanted, self._devices.regions, problems))
+        checked, differences = self._sources.look(
+            now, found.root, wanted, found.owners, held, readings
+        )
+        problems.extend(differences)
+        return container_usage(wanted, found.owners, held, readings, proven, checked)
+
+    def _support(self, found: _Found) -> HostSupport:
+        observed = "sysfs" if self._devices.gpus and found.root is not None else "none"
+        return HostSupport(
+            gate=self._kernel.gate,
+            dmem=self._devices.dmem,
+            ledger=observed if self._kernel.ledger == "none" else self._kernel.ledger,
+            dmem_regions=tuple(sorted(self._devices.regions.items())),
+        )
 
     def _fresh_pass(self, deadline: float) -> _Pass:
         """The first pass that began after this call."""
@@ -335,26 +355,3 @@ class Enforcer:
         for problem in sorted(self._reported - now):
             _log.info("no longer: %s", problem)
         self._reported = now
-
-
-def _charged(
-    root: Path | None, wanted: Sequence[Limit], regions: Mapping[str, str], problems: list[str]
-) -> dict[tuple[str, str], int]:
-    """``dmem.current`` by (cgroup path, BDF)."""
-    charged: dict[tuple[str, str], int] = {}
-    if root is None or not regions:
-        return charged
-    for path in sorted({limit.path for limit in wanted}):
-        try:
-            lines = dmem.current(root / path)
-        except FileVanished:
-            continue
-        except FileError as error:
-            problems.append(str(error))
-            continue
-        charged.update(
-            ((path, bdf), size)
-            for bdf, region in regions.items()
-            if (size := lines.get(region)) is not None
-        )
-    return charged

@@ -136,7 +136,7 @@ def _hami_containers(snapshot: Snapshot) -> Iterator[Metric]:
     """The containers' own rows; ``vdevice_index`` counts a container's GPUs."""
     used = GaugeMetricFamily(
         "hami_vgpu_memory_used_bytes",
-        "VRAM the container holds: what counts against its limit, else dmem.current.",
+        "VRAM the container holds: what counts against its limit, else the best there is.",
         labels=_VGPU,
     )
     limit = GaugeMetricFamily(
@@ -151,7 +151,8 @@ def _hami_containers(snapshot: Snapshot) -> Iterator[Metric]:
         seen[row.cgroup] += 1
         labels = (row.namespace, row.pod, row.container, index, uuids.get(row.bdf, ""))
         usage = row.usage
-        value = usage.dmem_current if usage.requested is None else usage.requested
+        sources = (usage.requested, usage.dmem_current, usage.observed, usage.hook)
+        value = next((value for value in sources if value is not None), None)
         if value is not None:
             used.add_metric(labels, value)
         if row.limit is not None:
@@ -170,6 +171,18 @@ def _containers(rows: Iterable[ContainerUsage]) -> Iterator[Metric]:
         ("page_table", "VRAM in page tables.", [row.usage.page_tables for row in rows]),
         ("peak", "The most ever asked for at once.", [row.usage.peak for row in rows]),
         ("dmem_current", "VRAM charged by dmem.", [row.usage.dmem_current for row in rows]),
+        ("observed", "VRAM by KFD's and fdinfo's counts.", [row.usage.observed for row in rows]),
+        ("hook", "VRAM by what its processes tell the hook.", [row.usage.hook for row in rows]),
+        (
+            "escaped",
+            "VRAM it holds that dmem does not charge to it.",
+            [row.usage.escaped for row in rows],
+        ),
+        (
+            "drift",
+            "VRAM the kernel counts for it beyond the ledger and 2 MiB.",
+            [row.usage.drift for row in rows],
+        ),
     ):
         family = GaugeMetricFamily(f"ringfence_vram_{name}_bytes", text, labels=_ROW)
         for row, value in zip(rows, values, strict=True):

@@ -219,7 +219,7 @@ class HostSupport:
     gate: LayerState
     dmem: LayerState
     ledger: str
-    """Source of the accounting: ``bo``, ``ioctl``, ``sysfs`` or ``none``."""
+    """Source of the accounting: ``bo``, ``ioctl``, ``sysfs`` (observed only) or ``none``."""
     dmem_regions: tuple[tuple[str, str], ...] = ()
     """(BDF, region name as the kernel spells it)."""
 
@@ -236,6 +236,18 @@ class Usage:
     peak: int | None = None
     refusals: int | None = None
     dmem_current: int | None = None
+    hook: int | None = None
+    """What its processes say they hold, in the hook's ledger: the tenant's to write."""
+    kfd: int | None = None
+    """Sum over its processes of what they asked KFD for, by KFD's own count."""
+    drm: int | None = None
+    """Sum over its DRM clients of the buffers in their reach, by fdinfo."""
+    observed: int | None = None
+    """The last two together: a process that uses both has most of its buffers in both."""
+    escaped: int | None = None
+    """In VRAM by the ledger, and not charged to it by dmem."""
+    drift: int | None = None
+    """By how much the kernel counts more than the ledger; 0 within ``accounting.DRIFT_BOUND``."""
 
 
 @dataclass(frozen=True, slots=True)

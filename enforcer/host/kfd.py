@@ -6,6 +6,7 @@ Formats: drivers/gpu/drm/amd/amdkfd/kfd_topology.c and kfd_process.c.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -65,22 +66,29 @@ def topology(sys: Path) -> tuple[list[KfdNode], list[str]]:
     return nodes, problems
 
 
-def process_vram(sys: Path) -> dict[int, dict[int, int]]:
-    """Bytes of VRAM each process asked KFD for: ``{pid: {gpu_id: bytes}}``.
+def process_vram(sys: Path, pid: int) -> dict[int, int]:
+    """Bytes of VRAM a process asked KFD for, by ``gpu_id``; none for one that does not use KFD.
 
-    Pids are those of the initial namespace. Evicted buffers are included. Processes that exit
-    while being read are left out.
+    Pids are those of the initial namespace. Evicted buffers are included, and so is what a process
+    holds in further KFD contexts (7.x). A process that exits while being read has none. Raises
+    FileError for a count that is no number.
     """
-    processes: dict[int, dict[int, int]] = {}
-    for directory in _numbered(sys / "class/kfd/kfd/proc"):
-        vram: dict[int, int] = {}
-        try:
-            for path in sorted(directory.glob("vram_*")):
-                vram[int(path.name.removeprefix("vram_"))] = read_int(path)
-        except (FileVanished, ValueError):
-            continue
-        processes[int(directory.name)] = vram
-    return processes
+    vram: dict[int, int] = {}
+    pending = [sys / "class/kfd/kfd/proc" / str(pid)]
+    try:
+        while pending:
+            directory = pending.pop()
+            for name in os.listdir(directory):  # noqa: PTH208 - on every process, often
+                kind, _, number = name.partition("_")
+                if kind == "context" and number.isdecimal():
+                    pending.append(directory / name)
+                elif kind == "vram" and number.isdecimal():
+                    vram[int(number)] = vram.get(int(number), 0) + read_int(directory / name)
+    except (FileVanished, FileNotFoundError):
+        return {}
+    except OSError as error:
+        raise FileError(f"{directory}: cannot list: {error.strerror}") from error
+    return vram
 
 
 def _node(directory: Path) -> KfdNode:

@@ -1,6 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
+import pytest
+
 from bpf.decode import LedgerUsage
-from enforcer.accounting import container_usage
+from enforcer.accounting import (
+    DRIFT_BOUND,
+    Checked,
+    Observed,
+    Processes,
+    Readings,
+    compare,
+    container_usage,
+    observe,
+)
+from enforcer.host.drm import DrmClient
 from enforcer.model import (
     Container,
     ContainerKind,
@@ -33,35 +45,139 @@ def _row(usage: Usage, layers: tuple[LayerState, ...] = ()) -> ContainerUsage:
 
 def test_a_row_has_every_source_side_by_side() -> None:
     ledger = {LIMIT.key: LedgerUsage(3000, 0, 2000, 64, 2, peak=3500, refusals=7)}
-    rows = container_usage([LIMIT], OWNERS, [SLICE], ledger, {("poda/c", GPU): 2064}, {})
+    rows = container_usage(
+        [LIMIT], OWNERS, [SLICE], Readings(ledger, {("poda/c", GPU): 2064}), {}, {}
+    )
     assert rows == [_row(Usage(3000, 2000, 64, 3500, 7, 2064))]
 
 
 def test_an_idle_container_has_used_nothing() -> None:
-    rows = container_usage([LIMIT], OWNERS, [SLICE], {}, {}, {})
+    rows = container_usage([LIMIT], OWNERS, [SLICE], Readings({}, {}), {}, {})
     assert rows == [_row(Usage(0, 0, 0, 0, 0, None))]
 
 
 def test_without_a_ledger_its_numbers_are_unknown() -> None:
-    rows = container_usage([LIMIT], OWNERS, [SLICE], None, {("poda/c", GPU): 5}, {})
+    rows = container_usage([LIMIT], OWNERS, [SLICE], Readings(None, {("poda/c", GPU): 5}), {}, {})
     assert rows == [_row(Usage(dmem_current=5))]
 
 
 def test_the_layers_are_those_proven_for_the_cgroup() -> None:
     layers = (LayerState(Layer.GATE), LayerState(Layer.DMEM, "no"))
     proven = {LIMIT.key: Protection("poda/c", GPU, layers)}
-    rows = container_usage([LIMIT], OWNERS, [SLICE], None, {}, proven)
+    rows = container_usage([LIMIT], OWNERS, [SLICE], Readings(None, {}), proven, {})
     assert rows == [_row(Usage(), layers)]
 
 
 def test_the_pods_own_row_has_no_container_and_an_unnamed_one_its_id() -> None:
     limits = [POD_LIMIT, Limit("poda/d", 102, GPU, 4096)]
-    rows = container_usage(limits, OWNERS, [SLICE], None, {}, {})
+    rows = container_usage(limits, OWNERS, [SLICE], Readings(None, {}), {}, {})
     assert [row.container for row in rows] == ["", "d" * 64]
     assert {row.pod for row in rows} == {"p"}
 
 
 def test_usage_of_another_gpu_or_cgroup_is_not_mixed_in() -> None:
     ledger = {(101, 1): LedgerUsage(9), (999, LIMIT.key[1]): LedgerUsage(9)}
-    (row,) = container_usage([LIMIT], OWNERS, [SLICE], ledger, {("poda", GPU): 9}, {})
+    (row,) = container_usage([LIMIT], OWNERS, [SLICE], Readings(ledger, {("poda", GPU): 9}), {}, {})
     assert (row.usage.requested, row.usage.dmem_current) == (0, None)
+
+
+def test_a_row_shows_what_the_last_comparison_found() -> None:
+    checked = {LIMIT.key: Checked(11, Observed(12, 13, 14, 10), 15, None)}
+    (row,) = container_usage([LIMIT], OWNERS, [SLICE], Readings(None, {}), {}, checked)
+    assert row.usage == Usage(hook=11, kfd=12, drm=13, observed=14, escaped=15, drift=None)
+
+
+def _client(number: int, size: int, shared: int = 0, bdf: str = GPU) -> DrmClient:
+    return DrmClient(bdf, number, resident=None, total=size, shared=shared)
+
+
+class TestObserve:
+    def test_what_a_process_has_in_both_counts_once(self) -> None:
+        processes = Processes({"c": {1, 2}}, {1: {GPU: 100}}, {1: [_client(5, 120)]})
+        assert observe(processes, "c", GPU) == Observed(100, 120, 120, 120)
+
+    def test_processes_add_up(self) -> None:
+        processes = Processes({"c": {1, 2}}, {1: {GPU: 100}}, {2: [_client(5, 30)]})
+        assert observe(processes, "c", GPU) == Observed(100, 30, 130, 130)
+
+    def test_a_client_of_several_processes_counts_once(self) -> None:
+        client = _client(5, 30)
+        processes = Processes({"c": {1, 2}}, {}, {1: [client], 2: [client]})
+        assert observe(processes, "c", GPU) == Observed(0, 30, 30, 30)
+
+    def test_shared_buffers_may_be_in_anothers_books(self) -> None:
+        processes = Processes({"c": {1}}, {}, {1: [_client(5, 30, shared=20)]})
+        assert observe(processes, "c", GPU) == Observed(0, 30, 30, 10)
+
+    def test_a_descriptor_passed_from_elsewhere_may_be_in_anothers_books(self) -> None:
+        client = _client(5, 30)
+        processes = Processes(
+            {"pod": {1, 2}, "pod/a": {1}, "pod/b": {2}}, {}, {1: [client], 2: [client]}
+        )
+        assert observe(processes, "pod/a", GPU) == Observed(0, 30, 30, 0)
+        assert observe(processes, "pod", GPU) == Observed(0, 30, 30, 30)
+
+    def test_so_may_one_that_another_pod_has_too(self) -> None:
+        processes = Processes({"c": {1}}, {}, {1: [_client(5, 30), _client(6, 7)]})
+        assert observe(processes, "c", GPU, {(GPU, 5)}) == Observed(0, 37, 37, 7)
+
+    def test_another_gpu_another_cgroup_and_no_process_are_nothing(self) -> None:
+        other = "0000:83:00.0"
+        processes = Processes(
+            {"c": {1}, "d": set()}, {1: {other: 9}}, {1: [_client(5, 30, bdf=other)]}
+        )
+        for path in ("c", "d", "e"):
+            assert observe(processes, path, GPU) == Observed()
+
+    def test_the_kernels_older_keys_are_used_where_there_are_no_others(self) -> None:
+        clients = [DrmClient(GPU, 1, resident=7), DrmClient(GPU, 2, 7, requested=9)]
+        assert observe(Processes({"c": {1}}, {}, {1: clients}), "c", GPU).drm == 16
+
+
+class TestCompare:
+    ROW = LedgerUsage(4096 * 4096, 0, 2048 * 4096, 4096, 2, peak=8192 * 4096)
+
+    def _ask(
+        self, least: int, charged: int | None, after: LedgerUsage = ROW
+    ) -> tuple[int | None, int | None]:
+        return compare(self.ROW, after, Observed(least=least), charged)
+
+    def test_sources_that_agree_differ_by_nothing(self) -> None:
+        assert self._ask(4096 * 4096, 2049 * 4096) == (0, 0)
+        assert self._ask(0, None) == (None, 0)
+
+    def test_page_tables_in_fdinfo_are_no_drift(self) -> None:
+        assert self._ask(4097 * 4096 + DRIFT_BOUND, None) == (None, 0)
+
+    def test_drift_is_what_the_kernel_counts_beyond_the_bound(self) -> None:
+        least = 4097 * 4096 + DRIFT_BOUND + 1
+        assert self._ask(least, None) == (None, DRIFT_BOUND + 1)
+
+    def test_dmem_counting_more_than_is_resident_is_drift(self) -> None:
+        assert self._ask(0, 2049 * 4096 + DRIFT_BOUND + 4096) == (0, DRIFT_BOUND + 4096)
+
+    def test_what_dmem_does_not_charge_has_escaped_to_the_byte(self) -> None:
+        assert self._ask(0, 2049 * 4096 - 1) == (1, 0)
+        assert self._ask(0, 0) == (2049 * 4096, 0)
+
+    def test_the_kernel_counting_less_is_no_drift(self) -> None:
+        assert self._ask(0, None) == (None, 0)
+
+    @pytest.mark.parametrize("change", ["requested", "resident", "page_tables"])
+    def test_a_ledger_that_moves_meanwhile_proves_little(self, change: str) -> None:
+        after = LedgerUsage(
+            **{
+                "requested": self.ROW.requested,
+                "resident": self.ROW.resident,
+                "page_tables": self.ROW.page_tables,
+                "peak": self.ROW.peak,
+                change: 0,
+            }
+        )
+        assert self._ask(4097 * 4096 + DRIFT_BOUND + 1, 0, after) == (None, None)
+
+    def test_what_a_moving_ledger_never_held_is_drift_all_the_same(self) -> None:
+        after = LedgerUsage(0, 0, 0, 0, 0, peak=self.ROW.peak)
+        most = self.ROW.peak + self.ROW.page_tables
+        assert self._ask(most + DRIFT_BOUND, None, after) == (None, None)
+        assert self._ask(most + DRIFT_BOUND + 1, None, after) == (None, DRIFT_BOUND + 1)

@@ -84,7 +84,7 @@ def test_one_pass_says_what_the_node_can_hold(daemon: Daemon) -> None:
     process = daemon.start("--once")
     _, log = process.communicate(timeout=20)
     assert process.returncode == 0
-    assert f"gate off: {Why.NOT_LOADED}, dmem off: {Why.NO_REGION}, ledger none" in log
+    assert f"gate off: {Why.NOT_LOADED}, dmem off: {Why.NO_REGION}, ledger sysfs" in log
     assert "no such BPF object" in log
     assert not daemon.socket.exists()
 

@@ -13,7 +13,7 @@ from enforcer.host.roots import Roots
 from enforcer.layers import KernelLayers
 from enforcer.loop import Enforcer
 from enforcer.model import ContainerKind, Share, Slice, Why
-from enforcer.slices import write_checkpoint
+from enforcer.slices import hook_directory, write_checkpoint
 from tests.testbed.trees import (
     ContainerSpec,
     GpuSpec,
@@ -21,6 +21,7 @@ from tests.testbed.trees import (
     write_bundle,
     write_cgroup,
     write_pod,
+    write_process,
     write_sys,
 )
 
@@ -170,6 +171,71 @@ def test_a_cgroup1_host_is_told_and_does_not_stop_the_rest(
     assert len(snapshot.gpus) == 1
     assert any("expected a cgroup2 mount" in problem for problem in snapshot.problems)
     assert snapshot.containers == ()
+
+
+def test_the_hook_has_its_slice_before_the_container_is_there(
+    running: Enforcer, roots: Roots, checkpoint: Path
+) -> None:
+    write_pod(roots.cgroup, POD, (), "{}")
+    write_checkpoint(checkpoint, [make("train"), make("whole", None)])
+    running.prepare(UID, "train", 5)
+    directory = hook_directory(roots.run / "ringfence", UID, "train")
+    assert "refuse hook\n" in (directory / "slice").read_text()
+    assert (directory / "ledger/usage.v1").exists()
+    assert not hook_directory(roots.run / "ringfence", UID, "whole").exists()
+
+
+def _remove(roots: Roots) -> None:
+    for path in (roots.cgroup / POD).iterdir():
+        path.unlink()
+    (roots.cgroup / POD).rmdir()
+
+
+def test_the_hooks_files_go_when_slice_and_pod_are_gone(
+    enforcer: Enforcer, roots: Roots, checkpoint: Path
+) -> None:
+    directory = hook_directory(roots.run / "ringfence", UID, "train")
+    write_checkpoint(checkpoint, [make("train")])
+    write_pod(roots.cgroup, POD, (), "{}")
+    enforcer.run_pass()
+    write_checkpoint(checkpoint, [])
+    enforcer.run_pass()
+    assert (directory / "slice").exists()
+    _remove(roots)
+    enforcer.run_pass()
+    assert not directory.parent.exists()
+
+
+def test_a_bad_checkpoint_takes_no_files_from_the_hook(
+    enforcer: Enforcer, roots: Roots, checkpoint: Path, tmp_path: Path
+) -> None:
+    write_checkpoint(checkpoint, [make("train")])
+    write_pod(roots.cgroup, POD, (), "{}")
+    enforcer.run_pass()
+    checkpoint.write_text("{")
+    _remove(roots)
+    kernel = KernelLayers(tmp_path / "no objects", tmp_path / "bpf", roots.sys)
+    for one in (enforcer, Enforcer(roots, checkpoint, kernel)):
+        one.run_pass()
+        assert (hook_directory(roots.run / "ringfence", UID, "train") / "slice").exists()
+
+
+def test_without_any_kernel_layer_usage_is_observed(
+    enforcer: Enforcer, roots: Roots, checkpoint: Path
+) -> None:
+    write_checkpoint(checkpoint, [make("train")])
+    write_pod(roots.cgroup, POD, (TRAIN,), "{}")
+    write_bundle(roots.run, TRAIN)
+    path = roots.cgroup / POD / TRAIN.id / "cgroup.procs"
+    path.write_text("4711\n")
+    write_process(roots.sys, 4711, {GPU.kfd_id: 1024})
+    snapshot = enforcer.run_pass()
+    assert snapshot.support.ledger == "sysfs"
+    assert snapshot.problems == ()
+    for row in snapshot.containers:
+        usage = row.usage
+        assert (usage.kfd, usage.drm, usage.observed, usage.hook) == (1024, 0, 1024, 0)
+        assert (usage.requested, usage.escaped, usage.drift) == (None, None, None)
 
 
 def test_gpus_are_looked_at_again_only_when_told(enforcer: Enforcer, roots: Roots) -> None:

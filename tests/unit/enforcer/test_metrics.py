@@ -183,3 +183,26 @@ def test_metrics_are_served_until_stopped(unused_port: int) -> None:
     stop()
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(f"http://{address}/metrics")
+
+
+def test_every_source_of_usage_is_a_series_of_its_own() -> None:
+    usage = Usage(hook=1, kfd=2, drm=3, observed=4, escaped=5, drift=0)
+    found = _scrape(replace(SNAPSHOT, containers=(replace(ROW, usage=usage),)))
+    labels = {"namespace": "ns", "pod": "p", "container": "train", "device": GPU.bdf}
+    for name, value in (("hook", 1), ("observed", 4), ("escaped", 5), ("drift", 0)):
+        assert found[f"ringfence_vram_{name}_bytes"] == [(labels, value)]
+    assert "ringfence_vram_requested_bytes" not in found
+
+
+@pytest.mark.parametrize(
+    ("usage", "used"),
+    [
+        (Usage(requested=1, dmem_current=2, observed=3, hook=4), 1),
+        (Usage(dmem_current=2, observed=3, hook=4), 2),
+        (Usage(observed=3, hook=4), 3),
+        (Usage(hook=0), 0),
+    ],
+)
+def test_hamis_number_is_the_best_there_is(usage: Usage, used: int) -> None:
+    found = _scrape(replace(SNAPSHOT, containers=(replace(ROW, usage=usage),)))
+    assert [value for _, value in found["hami_vgpu_memory_used_bytes"]] == [used]

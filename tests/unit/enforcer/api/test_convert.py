@@ -61,6 +61,12 @@ USAGES = st.builds(
     peak=_maybe(S64),
     refusals=_maybe(U64),
     dmem_current=_maybe(S64),
+    hook=_maybe(S64),
+    kfd=_maybe(S64),
+    drm=_maybe(S64),
+    observed=_maybe(S64),
+    escaped=_maybe(S64),
+    drift=_maybe(S64),
 )
 ROWS = st.builds(
     ContainerUsage,

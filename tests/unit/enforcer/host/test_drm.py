@@ -192,3 +192,15 @@ def test_one_malformed_descriptor_costs_only_itself(tmp_path: Path) -> None:
         path.write_text(text)
     clients, problems = drm.clients(tmp_path, [1])
     assert len(clients) == len(problems) == 1
+
+
+def test_only_descriptors_of_drm_devices_are_read(tmp_path: Path) -> None:
+    for fd, target in ((3, "/dev/dri/renderD128"), (4, "/data/model"), (5, "socket:[7]")):
+        path = tmp_path / "1" / "fdinfo" / str(fd)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(NEW.replace("\t42", f"\t{fd}"))
+        (tmp_path / "1/fd").mkdir(exist_ok=True)
+        (tmp_path / "1/fd" / str(fd)).symlink_to(target)
+    clients, problems = drm.clients(tmp_path, [1])
+    assert [client.client for client in clients] == [3]
+    assert problems == []

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from enforcer.host import kfd
+from enforcer.host.files import FileError
 from tests.testbed.trees import GpuSpec, NodeSpec, PartitionSpec, write_process, write_sys
 
 GPUS = tuple(
@@ -64,20 +65,36 @@ def test_memory_of_a_partition_is_that_of_its_banks(tmp_path: Path) -> None:
     assert [node.local_memory for node in nodes] == [None, 24 << 30, 24 << 30]
 
 
-def test_vram_is_read_per_process_and_gpu(tmp_path: Path) -> None:
+def test_vram_of_a_process_is_read_by_gpu(tmp_path: Path) -> None:
     write_process(tmp_path, 812, {3: 4096, 67: 0})
-    write_process(tmp_path, 9, {})
-    (tmp_path / "class/kfd/kfd/proc/9").mkdir()
-    assert kfd.process_vram(tmp_path) == {9: {}, 812: {3: 4096, 67: 0}}
+    (tmp_path / "class/kfd/kfd/proc/812/vram_usage").write_text("x")
+    (tmp_path / "class/kfd/kfd/proc/812/stats_3").mkdir()
+    assert kfd.process_vram(tmp_path, 812) == {3: 4096, 67: 0}
 
 
-def test_a_process_without_kfd_leaves_nothing(tmp_path: Path) -> None:
-    assert kfd.process_vram(tmp_path) == {}
+def test_further_contexts_of_a_process_are_its_own(tmp_path: Path) -> None:
+    write_process(tmp_path, 9, {3: 4096})
+    for context in (1, 12):
+        path = tmp_path / f"class/kfd/kfd/proc/9/context_{context}/vram_3"
+        path.parent.mkdir()
+        path.write_text("100\n")
+    assert kfd.process_vram(tmp_path, 9) == {3: 4296}
 
 
-def test_a_process_that_goes_while_being_read_is_left_out(tmp_path: Path) -> None:
-    write_process(tmp_path, 1, {3: 1})
-    gone = tmp_path / "class/kfd/kfd/proc/2"
-    gone.mkdir()
-    (gone / "vram_3").symlink_to(gone / "nowhere")
-    assert kfd.process_vram(tmp_path) == {1: {3: 1}}
+def test_a_process_without_kfd_has_none(tmp_path: Path) -> None:
+    write_process(tmp_path, 8, {3: 4096})
+    assert kfd.process_vram(tmp_path, 9) == {}
+
+
+def test_a_process_that_goes_while_being_read_has_none(tmp_path: Path) -> None:
+    write_process(tmp_path, 2, {3: 1})
+    gone = tmp_path / "class/kfd/kfd/proc/2/vram_4"
+    gone.symlink_to(tmp_path / "nowhere")
+    assert kfd.process_vram(tmp_path, 2) == {}
+
+
+def test_a_count_that_is_no_number_is_an_error(tmp_path: Path) -> None:
+    write_process(tmp_path, 2, {3: 1})
+    (tmp_path / "class/kfd/kfd/proc/2/vram_3").write_text("many\n")
+    with pytest.raises(FileError, match="vram_3:1"):
+        kfd.process_vram(tmp_path, 2)
