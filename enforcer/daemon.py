@@ -41,8 +41,6 @@ def main(argv: Sequence[str]) -> int:
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
     )
-    if options.unload:
-        return _unload(options.bpffs)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -58,14 +56,14 @@ def main(argv: Sequence[str]) -> int:
         _log.info("stopped while waiting; the other enforcer goes on")
         return 0
     with lock:
-        return _run(options, stop)
+        return _unload(options.bpffs) if options.unload else _run(options, stop)
 
 
 def _lock(options: argparse.Namespace, stop: threading.Event) -> IO[bytes] | None:
     """The right to be this node's enforcer; None if told to stop before it was had."""
     path = options.socket.with_suffix(".lock")
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    if options.once:
+    if options.once or options.unload:
         return hold(path)
     return wait_to_hold(
         path,

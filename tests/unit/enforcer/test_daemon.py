@@ -189,6 +189,15 @@ def test_a_place_it_cannot_use_is_named(daemon: Daemon) -> None:
     assert "run/ringfence: " in log
 
 
+def test_nothing_is_removed_under_a_running_enforcer(daemon: Daemon) -> None:
+    daemon.start()
+    daemon.wait_until_serving()
+    process = daemon.start("--unload")
+    _, log = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "another enforcer is running" in log
+
+
 def test_removing_what_is_not_there_is_no_error(daemon: Daemon) -> None:
     process = daemon.start("--unload")
     process.communicate(timeout=20)

@@ -68,7 +68,7 @@ def main() -> int:
         support = Api(_SOCKET).host_support(10)
         script.say(f"  gate: {support.gate}   dmem: {support.dmem}   ledger: {support.ledger}")
         _play(script, cluster, gpu)
-        cluster.enforcer.unload()
+    cluster.enforcer.unload()
     script.say()
     return int(script.failures > 0)
 
