@@ -28,6 +28,8 @@ SELF_TEST: Final = Struct("=QII")
 
 # Indices of the map ``policy``; what is 0 there is the default of ``Policy``.
 POLICY_SPARE_SWITCHED: Final = 0
+POLICY_REFUSE_IMPORTS: Final = 1
+POLICY_REFUSE_PASSED: Final = 2
 
 
 class Counter(IntEnum):
@@ -44,19 +46,23 @@ class Counter(IntEnum):
     REFUSED_NO_LEDGER = 8
     REFUSED_PLACEMENT = 9
     REFUSED_DEPTH = 10
-    SWITCHED_KILLED = 11
-    SWITCHED_SPARED = 12
-    SETTLED_UP = 13
-    SETTLED_DOWN = 14
-    UNRESERVED = 15
-    GIVEN_BACK = 16
-    UNRECORDED_BUFFER = 17
-    UNRECORDED_RESOURCE = 18
-    STALE_HOLDING = 19
-    EVENTS_DROPPED = 20
-    SELF_TESTS = 21
-    ENTERED = 22
-    NOT_ENTERED = 23
+    REFUSED_IMPORT = 11
+    REFUSED_PASSED = 12
+    SWITCHED_KILLED = 13
+    SWITCHED_SPARED = 14
+    SETTLED_UP = 15
+    SETTLED_DOWN = 16
+    UNRESERVED = 17
+    GIVEN_BACK = 18
+    UNRECORDED_BUFFER = 19
+    UNRECORDED_RESOURCE = 20
+    STALE_HOLDING = 21
+    EVENTS_DROPPED = 22
+    SELF_TESTS = 23
+    ENTERED = 24
+    NOT_ENTERED = 25
+    IMPORTED = 26
+    UNRECORDED_CLIENT = 27
 
 
 REASONS: Final = {
@@ -71,6 +77,8 @@ REASONS: Final = {
     Counter.REFUSED_NO_LEDGER: "no ledger attached",
     Counter.REFUSED_PLACEMENT: "moving a buffer into VRAM",
     Counter.REFUSED_DEPTH: "too many limited cgroups above the caller",
+    Counter.REFUSED_IMPORT: "import of another container's buffer",
+    Counter.REFUSED_PASSED: "a buffer or GPU file passed from another container",
     Counter.SWITCHED_KILLED: "arguments switched under the driver's eyes, killed",
     Counter.SWITCHED_SPARED: "arguments switched under the driver's eyes, reported only",
 }
@@ -156,6 +164,10 @@ class Policy:
 
     kill_switchers: bool = True
     """Kill a process that had more made than it had asked for; False: report it only."""
+    refuse_imports: bool = False
+    """Refuse to import another container's dma-buf, also a sibling's of the same pod."""
+    refuse_passed: bool = False
+    """Refuse another container's dma-buf and opened DRM files that arrive over a socket."""
 
 
 def pack_key(cgroup: int, gpu: int) -> bytes:
@@ -221,9 +233,17 @@ def unpack_acting(data: bytes) -> tuple[int, int]:
 
 def pack_policy(wanted: Policy) -> dict[int, int]:
     """Index in the map ``policy`` -> its word."""
-    return {POLICY_SPARE_SWITCHED: int(not wanted.kill_switchers)}
+    return {
+        POLICY_SPARE_SWITCHED: int(not wanted.kill_switchers),
+        POLICY_REFUSE_IMPORTS: int(wanted.refuse_imports),
+        POLICY_REFUSE_PASSED: int(wanted.refuse_passed),
+    }
 
 
 def unpack_policy(words: dict[int, int]) -> Policy:
     """The reverse of ``pack_policy``."""
-    return Policy(kill_switchers=not words[POLICY_SPARE_SWITCHED])
+    return Policy(
+        kill_switchers=not words[POLICY_SPARE_SWITCHED],
+        refuse_imports=bool(words[POLICY_REFUSE_IMPORTS]),
+        refuse_passed=bool(words[POLICY_REFUSE_PASSED]),
+    )

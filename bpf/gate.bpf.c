@@ -9,6 +9,7 @@
  * those without end.
  */
 #include "demand.h"
+#include "passed.h"
 #include "pending.h"
 #include "reserve.h"
 
@@ -65,6 +66,11 @@ static __always_inline bool may_take_vram(enum device device, __u32 nr)
 		return nr == AMDKFD_IOC_ALLOC_MEMORY_OF_GPU_NR;
 	return nr == DRM_AMDGPU_GEM_CREATE_NR || nr == DRM_AMDGPU_GEM_OP_NR ||
 	       nr == DRM_MODE_CREATE_DUMB_NR;
+}
+
+static __always_inline bool imports(enum device device, __u32 nr)
+{
+	return nr == (device == KFD ? AMDKFD_IOC_IMPORT_DMABUF_NR : DRM_PRIME_FD_TO_HANDLE_NR);
 }
 
 static __always_inline void look(struct file *file, unsigned int cmd, unsigned long arg,
@@ -186,6 +192,38 @@ static __always_inline bool in_charge(enum hook hook)
 	return acts(PART_LSM) == (hook == HOOK_LSM);
 }
 
+/*
+ * A buffer stays charged to who made it. Another container's is counted, and refused if so decided;
+ * arguments that cannot be read are then refused as well.
+ */
+static __noinline int judge_import(const struct owners *tenants_found, const struct demand *demand,
+				   bool again)
+{
+	struct refusal why = { .nr = demand->nr };
+	struct file *file = NULL;
+	struct holding *buffer = NULL;
+
+	if (!demand->refused)
+		file = file_at(demand->fd);
+	if (file)
+		buffer = foreign_buffer(buffer_key(file), tenants_found);
+	if (buffer && !again)
+		count(IMPORTED);
+	if (!switched(POLICY_REFUSE_IMPORTS))
+		return 0;
+	if (!demand->refused && !buffer) {
+		reserve_nothing();
+		return 0;
+	}
+	why.cgroup = innermost_tenant(tenants_found);
+	why.reason = buffer ? REFUSED_IMPORT : REFUSED_ARGUMENTS;
+	if (buffer) {
+		why.gpu = buffer->owners.gpu;
+		why.asked = buffer->size;
+	}
+	return refuse(&why);
+}
+
 static __always_inline int decide(struct file *file, unsigned int cmd, unsigned long arg,
 				  enum hook hook)
 {
@@ -198,7 +236,11 @@ static __always_inline int decide(struct file *file, unsigned int cmd, unsigned 
 	if (is_self_test(cmd, arg, hook))
 		return -EUCLEAN;
 	device = device_of(file);
-	if (device == FOREIGN || !may_take_vram(device, demand.nr) || !in_charge(hook))
+	if (device == FOREIGN)
+		return 0;
+	if (!may_take_vram(device, demand.nr) && !imports(device, demand.nr))
+		return 0;
+	if (!in_charge(hook))
 		return 0;
 	if (!find_tenants(&tenants_found))
 		return 0;
@@ -206,6 +248,8 @@ static __always_inline int decide(struct file *file, unsigned int cmd, unsigned 
 		look_and_wait(file, cmd, arg, &demand);
 	else
 		look_at_once(file, cmd, arg, &demand);
+	if (imports(device, demand.nr))
+		return judge_import(&tenants_found, &demand, hook == HOOK_FMOD_RET_AGAIN);
 	refused = demand.refused;
 	if (tenants_found.count > MAX_OWNERS)
 		refused = REFUSED_DEPTH + 1;
@@ -217,7 +261,7 @@ static __always_inline int decide(struct file *file, unsigned int cmd, unsigned 
 	why.asked = demand.size;
 	why.nr = demand.nr;
 	/* Until a limit is in the way, the innermost cgroup answers for the refusal. */
-	why.cgroup = tenants_found.cgroup[(tenants_found.count - 1) & (MAX_OWNERS - 1)];
+	why.cgroup = innermost_tenant(&tenants_found);
 	if (!refused)
 		refused = reserve(&tenants_found, &demand, &why);
 	if (!refused)
@@ -265,6 +309,39 @@ int BPF_PROG(file_ioctl_compat_again, struct file *file, unsigned int cmd, unsig
 	     int ret)
 {
 	return ret ? ret : decide(file, cmd, arg, HOOK_COMPAT);
+}
+
+/*
+ * A file arrives over a socket, or is taken from another process (pidfd_getfd). The receiver gets
+ * no descriptor; its own share stays as it is.
+ */
+SEC("fmod_ret/security_file_receive")
+int BPF_PROG(file_receive, struct file *file, int ret)
+{
+	struct owners tenants_found = {};
+	struct refusal why = { .reason = REFUSED_PASSED };
+	struct holding *buffer;
+	__u64 *opener, client;
+
+	if (ret || !switched(POLICY_REFUSE_PASSED) || !acts(PART_GATE))
+		return ret;
+	if (!find_tenants(&tenants_found))
+		return 0;
+	buffer = foreign_buffer(buffer_key(file), &tenants_found);
+	if (buffer) {
+		why.gpu = buffer->owners.gpu;
+		why.asked = buffer->size;
+	} else {
+		if (device_of(file) != DRM)
+			return 0;
+		client = (__u64)file->private_data;
+		opener = bpf_map_lookup_elem(&clients, &client);
+		if (!opener || among(&tenants_found, *opener))
+			return 0;
+	}
+	why.cgroup = innermost_tenant(&tenants_found);
+	refuse(&why);
+	return -EACCES;
 }
 
 /* A security module behind us said no: the call ends here, and no driver function is reached. */

@@ -11,6 +11,7 @@
  */
 #include "charge.h"
 #include "demand.h"
+#include "passed.h"
 
 char LICENSE[] SEC("license") = "GPL";
 
@@ -304,6 +305,15 @@ static __always_inline __u64 limited_by(__u64 gpu)
 	return innermost;
 }
 
+static __always_inline void punish(struct refusal *why)
+{
+	bool spared = switched(POLICY_SPARE_SWITCHED) || bpf_send_signal(SIGKILL);
+
+	why->reason = spared ? SWITCHED_SPARED : SWITCHED_KILLED;
+	count(why->reason);
+	report(why);
+}
+
 /*
  * The driver's own copy of the arguments asks for more than the gate let pass: they were switched
  * between the two looks. Nothing can refuse here any more. The buffer is charged as it is made,
@@ -334,11 +344,50 @@ static __noinline int judge_copy(const struct arguments *args, enum device devic
 	why.gpu = demand.gpu;
 	why.asked = demand.size;
 	why.used = caller->reserved;
-	why.reason = switched(POLICY_SPARE_SWITCHED) || bpf_send_signal(SIGKILL) ? SWITCHED_SPARED :
-										   SWITCHED_KILLED;
-	count(why.reason);
-	report(&why);
+	punish(&why);
 	return 0;
+}
+
+/* The import that the gate let pass is of another container's buffer after all. */
+static __noinline int judge_imported(__u64 key, __u32 nr)
+{
+	struct refusal why = { .nr = nr };
+	struct owners tenants_found = {};
+	struct holding *buffer;
+	struct caller *caller;
+
+	if (!switched(POLICY_REFUSE_IMPORTS) || !acts(PART_LEDGER) || !present(PART_GATE))
+		return 0;
+	caller = current_caller(0);
+	if (!caller || !caller->asked)
+		return 0;
+	find_tenants(&tenants_found);
+	buffer = foreign_buffer(key, &tenants_found);
+	if (!buffer)
+		return 0;
+	why.cgroup = innermost_tenant(&tenants_found);
+	why.gpu = buffer->owners.gpu;
+	why.asked = buffer->size;
+	punish(&why);
+	return 0;
+}
+
+SEC("fentry/kfd_ioctl_import_dmabuf")
+int BPF_PROG(kfd_import_copy, struct file *filep, void *process, void *data)
+{
+	struct kfd_ioctl_import_dmabuf_args args = {};
+	struct file *file;
+
+	if (bpf_probe_read_kernel(&args, sizeof(args), data))
+		return 0;
+	file = file_at(args.dmabuf_fd);
+	return file ? judge_imported(buffer_key(file), AMDKFD_IOC_IMPORT_DMABUF_NR) : 0;
+}
+
+SEC("fentry/amdgpu_gem_prime_import")
+int BPF_PROG(prime_import, struct drm_device *dev, struct dma_buf *shared)
+{
+	return judge_imported((__u64)shared->priv, DRM_PRIME_FD_TO_HANDLE_NR);
 }
 
 SEC("fentry/kfd_ioctl_alloc_memory_of_gpu")
@@ -369,6 +418,37 @@ int BPF_PROG(dumb_create_copy, void *file, struct drm_device *dev, void *data)
 	if (bpf_probe_read_kernel(&args, sizeof(struct drm_mode_create_dumb), data))
 		return 0;
 	return judge_copy(&args, DRM, dev, DRM_MODE_CREATE_DUMB_NR);
+}
+
+/*
+ * Who opened a DRM file, for the gate to know it by when it is passed on. The address of one that
+ * was closed while no ledger was attached is written anew, or cleared, by its next user.
+ */
+SEC("fexit/amdgpu_driver_open_kms")
+int BPF_PROG(drm_opened, struct drm_device *dev, void *file, int ret)
+{
+	struct owners tenants_found = {};
+	__u64 client = (__u64)file, opener;
+
+	if (ret || !acts(PART_LEDGER))
+		return 0;
+	find_tenants(&tenants_found);
+	opener = innermost_tenant(&tenants_found);
+	if (!opener)
+		bpf_map_delete_elem(&clients, &client);
+	else if (bpf_map_update_elem(&clients, &client, &opener, BPF_ANY))
+		count(UNRECORDED_CLIENT);
+	return 0;
+}
+
+SEC("fentry/amdgpu_driver_postclose_kms")
+int BPF_PROG(drm_closed, struct drm_device *dev, void *file)
+{
+	__u64 client = (__u64)file;
+
+	if (acts(PART_LEDGER))
+		bpf_map_delete_elem(&clients, &client);
+	return 0;
 }
 
 /* The calls the gate looked at end here; what became no buffer goes back. */

@@ -94,6 +94,7 @@ _VALUE_SIZES: Final = MappingProxyType(
         "builtin_majors": decode.U32.size,
         "buffers": decode.HOLDING.size,
         "resources": decode.HOLDING.size,
+        "clients": decode.U64.size,
         "policy": decode.U32.size,
         "population": decode.S64.size,
         "counters": decode.U64.size,
@@ -106,6 +107,7 @@ _COUNTED_BY_KEYS: Final = (
     "pending",
     "usage",
     "tenants",
+    "clients",
     "gpus_by_kfd_id",
     "gpus_by_minor",
 )

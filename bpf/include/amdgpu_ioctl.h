@@ -26,6 +26,23 @@ struct kfd_ioctl_alloc_memory_of_gpu_args {
 	__u32 flags;
 };
 
+#define AMDKFD_IOC_IMPORT_DMABUF_NR 0x1d
+
+struct kfd_ioctl_import_dmabuf_args {
+	__u64 va_addr;
+	__u64 handle;
+	__u32 gpu_id;
+	__u32 dmabuf_fd;
+};
+
+#define DRM_PRIME_FD_TO_HANDLE_NR 0x2e
+
+struct drm_prime_handle {
+	__u32 handle;
+	__u32 flags;
+	__s32 fd;
+};
+
 #define DRM_AMDGPU_GEM_CREATE_NR 0x40
 #define AMDGPU_GEM_DOMAIN_VRAM	 0x4
 #define AMDGPU_GEM_DOMAIN_GDS	 0x8

@@ -29,6 +29,8 @@ struct demand {
 	__u64 size;
 	__u32 refused; /* a REFUSED_* + 1 */
 	__u32 nr;
+	__u32 fd; /* of an import: the buffer */
+	__u32 pad;
 };
 
 static __always_inline void gpu_by(void *map, __u32 id, struct demand *ret)
@@ -108,8 +110,12 @@ APART int find_demand(const struct arguments *args, enum device device, struct d
 {
 	if (!args || !ret)
 		return -EINVAL;
-	if (device == KFD)
+	if (device == KFD && ret->nr == AMDKFD_IOC_IMPORT_DMABUF_NR)
+		ret->fd = ((const struct kfd_ioctl_import_dmabuf_args *)args)->dmabuf_fd;
+	else if (device == KFD)
 		kfd_alloc_demand(args, ret);
+	else if (ret->nr == DRM_PRIME_FD_TO_HANDLE_NR)
+		ret->fd = ((const struct drm_prime_handle *)args)->fd;
 	else if (ret->nr == DRM_AMDGPU_GEM_CREATE_NR)
 		gem_create_demand(args, ret);
 	else if (ret->nr == DRM_AMDGPU_GEM_OP_NR)

@@ -27,6 +27,7 @@ typedef _Bool bool;
 #define SIGKILL 9
 
 #define ENOMEM	12
+#define EACCES	13
 #define EINVAL	22
 #define EUCLEAN 117
 
@@ -34,6 +35,9 @@ typedef _Bool bool;
 #define PAGE_SIZE  (1ULL << PAGE_SHIFT)
 /* Wraps to 0 near the end of the range exactly as the kernel's own macro does. */
 #define ALIGN_UP(x, to) (((x) + (to)-1) & ~((__u64)(to)-1))
+
+/* include/uapi/linux/magic.h */
+#define DMA_BUF_MAGIC 0x444d4142
 
 #define S_IFMT	0170000
 #define S_IFCHR 0020000
@@ -61,14 +65,37 @@ struct file_operations {
 	struct module *owner;
 };
 
+struct super_block {
+	unsigned long s_magic;
+};
+
 struct inode {
 	__u16 i_mode;
 	__u32 i_rdev;
+	struct super_block *i_sb;
 };
 
 struct file {
 	const struct file_operations *f_op;
 	struct inode *f_inode;
+	void *private_data;
+};
+
+struct dma_buf {
+	void *priv;
+};
+
+struct fdtable {
+	unsigned int max_fds;
+	struct file **fd;
+};
+
+struct files_struct {
+	struct fdtable *fdt;
+};
+
+struct task_struct {
+	struct files_struct *files;
 };
 
 struct kernfs_node {

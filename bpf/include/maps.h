@@ -26,7 +26,11 @@
 /* 144 MiB each, on demand (16 MiB): live buffers of tenants, and their TTM resources. */
 #define MAX_BUFFERS   1048576
 #define MAX_RESOURCES 1048576
-#define EVENTS_BYTES  262144
+/* 5 MiB, on demand (1 MiB): open files of DRM nodes that tenants have opened. */
+#define MAX_CLIENTS  65536
+#define EVENTS_BYTES 262144
+/* Kept free by refusals, of which a tenant can make as many as it likes. */
+#define EVENTS_SPARE 16384
 /* Room for counters to come, so that one more is no new schema. */
 #define MAX_COUNTERS 64
 #define MAX_POLICIES 16
@@ -129,6 +133,8 @@ enum hook {
 /* Indices of `policy`; 0 is what the name does not say. */
 enum policy_switch {
 	POLICY_SPARE_SWITCHED, /* report switched arguments, do not kill */
+	POLICY_REFUSE_IMPORTS, /* of another container's buffers */
+	POLICY_REFUSE_PASSED, /* another container's buffers and opened GPUs, over a socket */
 	POLICIES,
 };
 
@@ -151,6 +157,8 @@ enum counter {
 	REFUSED_NO_LEDGER,
 	REFUSED_PLACEMENT,
 	REFUSED_DEPTH,
+	REFUSED_IMPORT,
+	REFUSED_PASSED,
 	SWITCHED_KILLED,
 	SWITCHED_SPARED,
 	SETTLED_UP,
@@ -164,6 +172,8 @@ enum counter {
 	SELF_TESTS,
 	ENTERED,
 	NOT_ENTERED,
+	IMPORTED,
+	UNRECORDED_CLIENT,
 	COUNTERS,
 };
 
@@ -217,6 +227,8 @@ PINNED_MAP(gpus_by_minor, BPF_MAP_TYPE_HASH, __u32, __u64, MAX_GPUS, 0);
 PINNED_MAP(builtin_majors, BPF_MAP_TYPE_HASH, __u32, __u32, 8, 0);
 PINNED_MAP(buffers, BPF_MAP_TYPE_HASH, __u64, struct holding, MAX_BUFFERS, BPF_F_NO_PREALLOC);
 PINNED_MAP(resources, BPF_MAP_TYPE_HASH, __u64, struct holding, MAX_RESOURCES, BPF_F_NO_PREALLOC);
+/* An open DRM file (key: its drm_file) and the innermost cgroup of the tenant that opened it. */
+PINNED_MAP(clients, BPF_MAP_TYPE_HASH, __u64, __u64, MAX_CLIENTS, BPF_F_NO_PREALLOC);
 PINNED_MAP(policy, BPF_MAP_TYPE_ARRAY, __u32, __u32, MAX_POLICIES, 0);
 PINNED_MAP(population, BPF_MAP_TYPE_ARRAY, __u32, __s64, POPULATIONS, 0);
 PINNED_MAP(counters, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, __u64, MAX_COUNTERS, 0);

@@ -39,11 +39,14 @@ struct refusal {
 	__u32 reason;
 };
 
-/* To whoever reads `events`; a full ring buffer is counted. */
+/* To whoever reads `events`; what finds no room is counted. A kill finds room. */
 static __always_inline void report(const struct refusal *why)
 {
-	struct event *event = bpf_ringbuf_reserve(&events, sizeof(*event), 0);
+	bool crowded = bpf_ringbuf_query(&events, BPF_RB_AVAIL_DATA) > EVENTS_BYTES - EVENTS_SPARE;
+	struct event *event = NULL;
 
+	if (!crowded || why->reason == SWITCHED_KILLED)
+		event = bpf_ringbuf_reserve(&events, sizeof(*event), 0);
 	if (!event) {
 		count(EVENTS_DROPPED);
 		return;

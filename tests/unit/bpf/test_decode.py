@@ -118,7 +118,7 @@ def test_a_kill_reads_as_one_sentence_with_what_was_let_pass() -> None:
     )
 
 
-@given(st.builds(decode.Policy, kill_switchers=st.booleans()))
+@given(st.builds(decode.Policy, st.booleans(), st.booleans(), st.booleans()))
 def test_a_policy_comes_back(policy: decode.Policy) -> None:
     assert decode.unpack_policy(decode.pack_policy(policy)) == policy
 

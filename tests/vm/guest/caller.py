@@ -12,8 +12,10 @@ import errno
 import mmap
 import multiprocessing
 import os
+import socket
 import struct
 import threading
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ KFD_ACQUIRE_VM: Final = 0x40084B15
 GEM_CREATE: Final = 0xC0206440
 GEM_CLOSE: Final = 0x40086409
 GEM_OP: Final = 0xC0186450
+PRIME_HANDLE_TO_FD: Final = 0xC00C642D
+PRIME_FD_TO_HANDLE: Final = 0xC00C642E
 DUMB_CREATE: Final = 0xC02064B2
 ALLOC_VRAM: Final = 1 << 0
 ALLOC_GTT: Final = 1 << 1
@@ -72,6 +76,57 @@ class Driver:
         window = (ctypes.c_char * _PAGE).from_buffer(mmap.mmap(memory, _PAGE))
         os.close(memory)
         self._call(path, command, window)
+
+    def prime_export(self, path: str, handle: int) -> int:
+        """A buffer's dma-buf; its descriptor."""
+        arguments = struct.pack("=IIi", handle, os.O_RDWR | os.O_CLOEXEC, -1)
+        return int(struct.unpack("=IIi", self.call(path, PRIME_HANDLE_TO_FD, arguments))[2])
+
+    def prime_import(self, path: str, descriptor: int) -> int:
+        arguments = struct.pack("=IIi", 0, 0, descriptor)
+        return int(struct.unpack("=IIi", self.call(path, PRIME_FD_TO_HANDLE, arguments))[0])
+
+    def take(self, name: str) -> int:
+        """A descriptor from whoever gives one at that abstract socket."""
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind("\0" + name)
+            listening.listen()
+            peer, _ = listening.accept()
+            with peer:
+                return socket.recv_fds(peer, 1, 1)[1][0]
+
+    def give(self, name: str, descriptor: int) -> None:
+        """Waits for the taker."""
+        with socket.socket(socket.AF_UNIX) as giving:
+            while giving.connect_ex("\0" + name):
+                time.sleep(0.01)
+            socket.send_fds(giving, [b"0"], [descriptor])
+
+    def swap(self, path: str, own: int, others: int, seconds: float) -> int:
+        """Import by a descriptor that another thread turns from one file to the other and back.
+
+        Until so many seconds are over; how many imports were refused.
+        """
+        number = os.dup(own)
+        ended = threading.Event()
+        refused = 0
+
+        def to_and_fro() -> None:
+            while not ended.is_set():
+                os.dup2(others, number)
+                os.dup2(own, number)
+
+        turning = threading.Thread(target=to_and_fro)
+        turning.start()
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            try:
+                self.gem_close(path, self.prime_import(path, number))
+            except OSError:
+                refused += 1
+        ended.set()
+        turning.join()
+        return refused
 
     def call_nowhere(self, path: str, command: int) -> None:
         """The call with its arguments at an address where nothing is mapped."""

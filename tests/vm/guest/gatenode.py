@@ -15,6 +15,7 @@ from bpf import loader
 from bpf.decode import Policy
 from enforcer.model import pci_key
 from tests.vm.guest.caller import Caller
+from tests.vm.guest.node import PlainClient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -126,3 +127,17 @@ def fresh_node(gpus: list[Gpu]) -> Iterator[Node]:
         assert maps.fill()["tenants"][0] == 0
         assert maps.fill()["buffers"][0] == 0
         assert maps.fill()["resources"][0] == 0
+
+
+@contextmanager
+def client_in(cgroup: Path | None, binary: Path, gpu: Gpu) -> Iterator[PlainClient]:
+    """The static client there with the GPU's files open; ended, or reaped if it was killed."""
+    client = PlainClient(binary)
+    if cgroup is not None:
+        (cgroup / "cgroup.procs").write_text(str(client.process.pid))
+    try:
+        client.open(gpu)
+        yield client
+    finally:
+        with contextlib.suppress(BrokenPipeError):
+            client.finish()

@@ -12,14 +12,14 @@ import pytest
 
 from bpf.decode import Counter, Policy
 from enforcer.model import MIB
-from tests.vm.guest.gatenode import Node, fresh_node, loaded_parts, settled
-from tests.vm.guest.node import PlainClient
+from tests.vm.guest.gatenode import Node, client_in, fresh_node, loaded_parts, settled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from enforcer.model import Gpu
+    from tests.vm.guest.node import PlainClient
 
 SMALL: Final = 4096
 BIG: Final = MIB
@@ -39,19 +39,6 @@ def node(loaded: None, gpus: list[Gpu]) -> Iterator[Node]:
         yield made
 
 
-@contextlib.contextmanager
-def racing(node: Node, cgroup: Path, binary: Path) -> Iterator[PlainClient]:
-    """The static client there, with the first GPU open; ended, or reaped if it was killed."""
-    client = PlainClient(binary)
-    (cgroup / "cgroup.procs").write_text(str(client.process.pid))
-    try:
-        client.open(node.gpus[0])
-        yield client
-    finally:
-        with contextlib.suppress(BrokenPipeError):
-            client.finish()
-
-
 def race(client: PlainClient, words: str) -> bool:
     """Some tries; False if the client did not live through them."""
     try:
@@ -69,7 +56,7 @@ def test_who_has_more_made_than_it_asked_for_is_killed_and_all_comes_back(
     words = f"kfd {node.kfd_id}" if call == "kfd" else "gem"
     killed = node.counted("switched_killed")
     end = time.monotonic() + SECONDS
-    with racing(node, box, client_binary) as client:
+    with client_in(box, client_binary, node.gpus[0]) as client:
         while race(client, words):
             assert time.monotonic() < end, node.maps.counters()
         assert client.process.wait(timeout=60) == -signal.SIGKILL
@@ -95,7 +82,7 @@ def test_it_lives_where_that_is_only_reported_or_nothing_is_limited(
 
     before = taken()
     end = time.monotonic() + SECONDS
-    with racing(node, box, client_binary) as client:
+    with client_in(box, client_binary, node.gpus[0]) as client:
         while taken() == before:
             assert race(client, "gem")
             assert time.monotonic() < end, node.maps.counters()
@@ -109,7 +96,7 @@ def test_it_lives_where_that_is_only_reported_or_nothing_is_limited(
 def test_who_asks_honestly_is_never_killed(node: Node, client_binary: Path) -> None:
     box = node.cgroup("box", 64 * MIB)
     before = [node.counted(name) for name in ("switched_killed", "switched_spared")]
-    with racing(node, box, client_binary) as client:
+    with client_in(box, client_binary, node.gpus[0]) as client:
         for size in (1, SMALL, BIG + 1, 64 * MIB, 65 * MIB):
             for command in (f"kfd-alloc {node.kfd_id} {size}", f"gem-create {size} vram"):
                 with contextlib.suppress(Exception):

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/* Buffers and open files that one container hands to another. */
+#ifndef RINGFENCE_PASSED_H
+#define RINGFENCE_PASSED_H
+
+#include "charge.h"
+
+/*
+ * The key under which the ledger would have the buffer behind an open dma-buf; 0 for other files. A
+ * DRM driver's dma-buf points to its GEM object, with which a ttm_buffer_object begins. What other
+ * drivers point to is no key of ours.
+ */
+static __always_inline __u64 buffer_key(struct file *file)
+{
+	struct dma_buf *shared;
+
+	if (BPF_CORE_READ(file, f_inode, i_sb, s_magic) != DMA_BUF_MAGIC)
+		return 0;
+	shared = BPF_CORE_READ(file, private_data);
+	return (__u64)BPF_CORE_READ(shared, priv);
+}
+
+/* The caller's own, by number; NULL if there is none. */
+static __always_inline struct file *file_at(__u32 fd)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct fdtable *table = BPF_CORE_READ(task, files, fdt);
+	struct file **files = BPF_CORE_READ(table, fd);
+	struct file *found = NULL;
+
+	if (fd >= BPF_CORE_READ(table, max_fds) ||
+	    bpf_probe_read_kernel(&found, sizeof(found), files + fd))
+		return NULL;
+	return found;
+}
+
+static __always_inline bool among(const struct owners *tenants_found, __u64 cgroup)
+{
+	__u32 i;
+
+	for (i = 0; i < MAX_OWNERS && i < tenants_found->count; i++)
+		if (tenants_found->cgroup[i] == cgroup)
+			return true;
+	return false;
+}
+
+/* A buffer that was made in a container the caller is not in; NULL if it is no such buffer. */
+static __always_inline struct holding *foreign_buffer(__u64 key, const struct owners *tenants_found)
+{
+	struct holding *buffer = key ? bpf_map_lookup_elem(&buffers, &key) : NULL;
+	__u32 innermost;
+
+	if (!buffer || !buffer->owners.count)
+		return NULL;
+	innermost = (buffer->owners.count - 1) & (MAX_OWNERS - 1);
+	return among(tenants_found, buffer->owners.cgroup[innermost]) ? NULL : buffer;
+}
+
+static __always_inline __u64 innermost_tenant(const struct owners *tenants_found)
+{
+	__u32 last = tenants_found->count < MAX_OWNERS ? tenants_found->count : MAX_OWNERS;
+
+	return last ? tenants_found->cgroup[(last - 1) & (MAX_OWNERS - 1)] : 0;
+}
+
+#endif
