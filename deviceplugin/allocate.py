@@ -53,6 +53,8 @@ class Answer:
     envs: Mapping[str, str]
     devices: tuple[str, ...]
     """Paths of device nodes, the same inside as outside."""
+    gpus: tuple[Device, ...] = ()
+    """The devices that the nodes are of."""
     mounts: tuple[Mount, ...] = ()
 
 
@@ -286,7 +288,7 @@ def whole_answer(chosen: Sequence[Device]) -> Answer:
         "ROCR_VISIBLE_DEVICES": ",".join(_visible(chosen)),
         "HIP_VISIBLE_DEVICES": ",".join(map(str, range(len(chosen)))),
     }
-    return Answer(envs, tuple(_nodes(chosen)))
+    return Answer(envs, tuple(nodes_of(chosen)), gpus=tuple(chosen))
 
 
 def _hook_mounts(item: Slice, hook: Path, run: Path) -> tuple[Mount, ...]:
@@ -310,7 +312,8 @@ def _visible(chosen: Sequence[Device]) -> list[str]:
     ]
 
 
-def _nodes(chosen: Sequence[Device]) -> list[str]:
+def nodes_of(chosen: Sequence[Device]) -> list[str]:
+    """The paths of the device nodes that a container with these GPUs needs."""
     nodes = ["/dev/kfd"]
     for device in chosen:
         if device.gpu.card is not None:

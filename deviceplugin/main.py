@@ -9,6 +9,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Protocol
 
+from deviceplugin.cdi import Cdi, groups_of, spec_of
 from deviceplugin.checkpoint import Checkpoint
 from deviceplugin.events import CONFLICT, Events, NodeEvent
 from deviceplugin.exporter import Exporter
@@ -133,7 +134,24 @@ def _work(arguments: argparse.Namespace, stopping: threading.Event, api: ApiServ
             run_dir=arguments.socket.parent,
         )
         holder = Holder(client)
-        parts += [Publisher(api, cache, offer, capacity=arguments.report_node_capacity), release]
+        parts.append(release)
+
+    def groups() -> tuple[int, ...]:
+        return groups_of(arguments.dev, offer.devices)
+
+    parts.append(
+        Publisher(
+            api,
+            cache,
+            offer,
+            register=not configured.whole,
+            capacity=arguments.report_node_capacity,
+            groups=groups,
+        )
+    )
+    cdi = None
+    if arguments.cdi_dir is not None:
+        cdi = Cdi(arguments.cdi_dir, lambda: spec_of(offer.devices, groups()))
 
     def plugin(resource: str) -> DevicePlugin:
         return DevicePlugin(
@@ -142,6 +160,7 @@ def _work(arguments: argparse.Namespace, stopping: threading.Event, api: ApiServ
             checkpoint,
             giver,
             holder,
+            cdi=cdi,
             policy=arguments.allocator_policy,
             fail_open=arguments.fail_open,
         )

@@ -16,7 +16,7 @@ from deviceplugin.codec import NODE_REGISTER
 from deviceplugin.devices import register_value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from deviceplugin.apiserver import ApiServer
     from deviceplugin.devices import Device
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from deviceplugin.pod import Node
     from deviceplugin.pods import PodCache
 
+GROUPS = "ringfence.io/gpu-groups"
 GPU_MEMORY = "amd.com/gpumem"
 GPU_CORES = "amd.com/gpucores"
 
@@ -47,9 +48,22 @@ class Publisher:
     """One thread that writes the annotation when it differs from the devices on offer."""
 
     def __init__(
-        self, api: ApiServer, cache: PodCache, offer: Offer, *, capacity: bool = False
+        self,
+        api: ApiServer,
+        cache: PodCache,
+        offer: Offer,
+        *,
+        register: bool = True,
+        capacity: bool = False,
+        groups: Callable[[], Sequence[int]] = tuple,
     ) -> None:
-        """``capacity``: also keep the sums of memory and CUs in the node's capacity."""
+        """What to publish: the GPUs for a scheduler, the sums of their memory and CUs as capacity.
+
+        ``groups`` own the device nodes: pods that are not root's need them as supplemental groups,
+        and find them in an annotation of the node.
+        """
+        self._register = register
+        self._groups = groups
         self._api = api
         self._cache = cache
         self._offer = offer
@@ -81,10 +95,13 @@ class Publisher:
             node = self._cache.absorb_node(self._api.get_node(_CALL_SECONDS))
         if self._capacity:
             self._report(node, capacity_of(devices))
-        value = register_value(devices)
-        if node.annotations.get(NODE_REGISTER) == value:
+        wanted = {NODE_REGISTER: register_value(devices)} if self._register else {}
+        groups = self._groups()
+        if groups:
+            wanted[GROUPS] = ",".join(map(str, groups))
+        if all(node.annotations.get(name) == value for name, value in wanted.items()):
             return False
-        patch = {"metadata": {"annotations": {NODE_REGISTER: value}}}
+        patch = {"metadata": {"annotations": wanted}}
         self._cache.absorb_node(self._api.patch_node(patch, _CALL_SECONDS))
         return True
 
@@ -102,7 +119,7 @@ class Publisher:
             fresh = time.monotonic() - checked >= _CHECK_SECONDS
             try:
                 if self.publish(fresh=fresh):
-                    _log.info("%s published", NODE_REGISTER)
+                    _log.info("the node's annotations published")
                 if fresh:
                     checked = time.monotonic()
                 trouble = ""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-_PREFIX = "hami.io/"
+_PREFIXES = ("hami.io/", "ringfence.io/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def parse_node(node: Json) -> Node:
 def _annotations(metadata: Json) -> Mapping[str, str]:
     annotations = metadata.get("annotations") or {}
     return MappingProxyType(
-        {key: value for key, value in annotations.items() if key.startswith(_PREFIX)}
+        {key: value for key, value in annotations.items() if key.startswith(_PREFIXES)}
     )
 
 

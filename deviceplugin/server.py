@@ -13,6 +13,7 @@ import grpc
 
 from deviceplugin.api import v1beta1_pb2 as pb
 from deviceplugin.api.v1beta1_pb2_grpc import DevicePluginServicer
+from deviceplugin.cdi import cdi_name
 from deviceplugin.hold import slices_to_hold
 from deviceplugin.preferred import BINPACK, prefer
 from deviceplugin.refusal import RefusalError
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from deviceplugin.allocate import Answer
+    from deviceplugin.cdi import Cdi
     from deviceplugin.checkpoint import Checkpoint
     from deviceplugin.devices import Device
     from deviceplugin.health import Offer
@@ -60,7 +62,7 @@ class Hold(Protocol):
 class DevicePlugin(DevicePluginServicer):
     """kubelet's calls, answered from caches and the checkpoint."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is another part of the node
         self,
         resource: str,
         offer: Offer,
@@ -68,6 +70,7 @@ class DevicePlugin(DevicePluginServicer):
         giver: Giver,
         holder: Hold | None,
         *,
+        cdi: Cdi | None = None,
         policy: str = BINPACK,
         fail_open: bool = False,
     ) -> None:
@@ -77,6 +80,7 @@ class DevicePlugin(DevicePluginServicer):
         self._checkpoint = checkpoint
         self._giver = giver
         self._holder = holder
+        self._cdi = cdi
         self._policy = policy
         self._fail_open = fail_open
         self._streams: list[int] = []
@@ -155,7 +159,8 @@ class DevicePlugin(DevicePluginServicer):
         try:
             for wanted in request.container_requests:
                 given = self._giver.allocate(self.resource, wanted.devices_ids, deadline)
-                response.container_responses.append(container_response(given))
+                by_name = self._cdi is not None and self._cdi.ready()
+                response.container_responses.append(container_response(given, by_name=by_name))
         except RefusalError as error:
             _log.warning("Allocate refused: %s", error)
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
@@ -206,14 +211,16 @@ def device_list(devices: Sequence[Device]) -> pb.ListAndWatchResponse:
     return response
 
 
-def container_response(given: Answer) -> pb.ContainerAllocateResponse:
-    """An answer, as kubelet reads it."""
+def container_response(given: Answer, *, by_name: bool) -> pb.ContainerAllocateResponse:
+    """An answer, as kubelet reads it; ``by_name``: with CDI names instead of device nodes."""
+    if by_name:
+        names = [pb.CDIDevice(name=cdi_name(device)) for device in given.gpus]
+        return pb.ContainerAllocateResponse(
+            envs=dict(given.envs), mounts=_mounts(given), cdi_devices=names
+        )
     return pb.ContainerAllocateResponse(
         envs=dict(given.envs),
-        mounts=[
-            pb.Mount(host_path=one.host, container_path=one.inside, read_only=one.read_only)
-            for one in given.mounts
-        ],
+        mounts=_mounts(given),
         devices=[
             # With "rw" the device filters of some runtimes refuse access(F_OK), by which programs
             # look for their GPU. "m" lets a container make a node of a device that it has.
@@ -221,6 +228,13 @@ def container_response(given: Answer) -> pb.ContainerAllocateResponse:
             for path in given.devices
         ],
     )
+
+
+def _mounts(given: Answer) -> list[pb.Mount]:
+    return [
+        pb.Mount(host_path=one.host, container_path=one.inside, read_only=one.read_only)
+        for one in given.mounts
+    ]
 
 
 def _sliced(items: Sequence[Slice]) -> bool:

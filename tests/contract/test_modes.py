@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -163,3 +164,33 @@ def test_a_configuration_file_does_the_same_as_flags(bench: Bench) -> None:
     path.write_text(f"scheduler: none\nexclude-gpus:\n- '{OTHER}'\n")
     bench.start(f"--config={path}")
     assert bench.kubelet.wait_devices(RESOURCE).keys() == {f"{BDF}#0"}
+
+
+def test_with_cdi_a_container_gets_names_that_the_spec_knows(bench: Bench) -> None:
+    directory = bench.root / "cdi"
+    bench.start(f"--cdi-dir={directory}")
+    got = bench.admit(bench.bind("one", f"{bench.gpu_ids()[1]},T,4096,76:;"))["app"].response
+    assert [one.name for one in got.cdi_devices] == ["amd.com/gpu=card1"]
+    assert got.devices == []
+    assert got.envs["HSA_CU_MASK"] == "0:0-75"
+    spec = json.loads((directory / "amd.com-gpu.json").read_text())
+    assert {one["name"] for one in spec["devices"]} == {"card0", "card1"}
+
+
+def test_where_the_spec_cannot_be_written_it_gets_device_nodes(bench: Bench) -> None:
+    (bench.root / "cdi").touch()
+    bench.start(f"--cdi-dir={bench.root / 'cdi'}")
+    got = bench.admit(bench.bind("one", f"{bench.gpu_ids()[1]},T,4096,76:;"))["app"].response
+    assert got.cdi_devices == []
+    assert got.devices[0].host_path == "/dev/kfd"
+    assert "device nodes are given instead" in bench.log
+
+
+def test_the_groups_of_the_device_nodes_are_published(bench: Bench) -> None:
+    dev = bench.root / "dev"
+    (dev / "dri").mkdir(parents=True)
+    for name, group in (("kfd", 105), ("dri/card0", 44)):
+        (dev / name).touch()
+        os.chown(dev / name, -1, group)
+    bench.start(f"--dev={dev}", "--scheduler=none")
+    eventually(lambda: bench.api.node_annotations(NODE) == {"ringfence.io/gpu-groups": "44,105"})

@@ -45,6 +45,7 @@ VARIANTS: dict[str, Values] = {
             "allocatorPolicy": "spread",
             "metricsExporterDir": "",
             "reportNodeCapacity": True,
+            "cdi": {"enabled": True, "specDir": "/etc/cdi"},
         }
     },
     "cri-o": {"containerRuntime": {"containerdStateDir": ""}},
@@ -241,6 +242,7 @@ def test_the_device_plugin_sees_the_kubelets_sockets_and_its_own_directories() -
     assert set(seen) - writable == {
         "/var/lib/kubelet/pod-resources",
         "/var/lib/amd-metrics-exporter",
+        "/dev/dri",
     }
     assert "/var/lib/amd-metrics-exporter" not in mounts("device-plugin", VARIANTS["modes"])
     elsewhere = {"devicePlugin": {"metricsExporterDir": "/opt/exporter"}}
@@ -355,6 +357,9 @@ def test_the_modes_reach_the_plugin() -> None:
     )
     assert options.allocator_policy == "spread"
     assert options.report_node_capacity is True
+    assert str(options.cdi_dir) == "/etc/cdi"
+    mount = mounts("device-plugin", VARIANTS["modes"])["/etc/cdi"]
+    assert (mount["host"], mount.get("readOnly")) == ("/etc/cdi", None)
 
 
 def test_both_containers_know_their_node() -> None:
