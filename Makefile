@@ -56,6 +56,12 @@ test: prepare generate
 	tests/testbed/prepare kernel driver stock
 	$(PYTHON) -m tests.tiers $(TIERS)
 
+# What takes too long for every change: the enforcer killed 200 times under load, on both kernels.
+.PHONY: soak
+soak: prepare generate
+	tests/testbed/prepare kernel driver
+	$(PYTHON) -m tests.tiers --soak $(TIERS)
+
 # Two pods on one simulated GPU, on a kernel with dmem and on one without.
 .PHONY: demo
 demo: prepare generate

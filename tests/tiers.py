@@ -41,6 +41,9 @@ class Tier:
     what: str
     paths: tuple[str, ...]
     node: NodeOptions | None = None
+    environment: tuple[tuple[str, str], ...] = ()
+    soak: bool = False
+    """Takes so long that it runs only when asked for."""
 
 
 TIERS = (
@@ -63,6 +66,22 @@ TIERS = (
         "slices held on a kernel without dmem",
         ("tests/vm/guest",),
         NodeOptions(kernel="nodmem", gpus=2),
+    ),
+    Tier(
+        "soak-dmem",
+        "the enforcer killed 200 times under load, on a kernel with dmem",
+        ("tests/vm/guest/test_enforcer_kill.py",),
+        NodeOptions(kernel="dmem", gpus=2),
+        (("RINGFENCE_ROUNDS", "200"),),
+        soak=True,
+    ),
+    Tier(
+        "soak-nodmem",
+        "the enforcer killed 200 times under load, on a kernel without dmem",
+        ("tests/vm/guest/test_enforcer_kill.py",),
+        NodeOptions(kernel="nodmem", gpus=2),
+        (("RINGFENCE_ROUNDS", "200"),),
+        soak=True,
     ),
 )
 
@@ -115,17 +134,25 @@ def table(results: Mapping[str, Outcome]) -> str:
     return "\n".join([*lines, "", f"{passed} passed, {failed} failed"])
 
 
+def choose(names: Sequence[str], *, soak: bool) -> list[Tier]:
+    """The tiers named, or without names every one that is, or is not, a soak."""
+    return [tier for tier in TIERS if (tier.name in names if names else tier.soak == soak)]
+
+
 def main(argv: Sequence[str]) -> int:
     """Run the tiers named, or all; 0 if every one of them is green."""
     parser = argparse.ArgumentParser(prog="python -m tests.tiers", description=__doc__)
     names = [tier.name for tier in TIERS]
-    parser.add_argument("tiers", nargs="*", metavar="TIER", help=f"{', '.join(names)}; default all")
-    wanted = parser.parse_args(argv).tiers or names
-    if unknown := set(wanted) - set(names):
+    parser.add_argument(
+        "tiers", nargs="*", metavar="TIER", help=f"{', '.join(names)}; default all but soak"
+    )
+    parser.add_argument("--soak", action="store_true", help="default the soak tiers alone")
+    options = parser.parse_args(argv)
+    if unknown := set(options.tiers) - set(names):
         parser.error(f"expected {', '.join(names)}, found {', '.join(sorted(unknown))}")
     cache = Cache.from_environment(os.environ)
     report = Report()
-    chosen = [tier for tier in TIERS if tier.name in wanted]
+    chosen = choose(options.tiers, soak=options.soak)
     stop_by_exception()
     here = Here()
     with ThreadPoolExecutor(1) as pool:
@@ -229,7 +256,10 @@ def _run(tier: Tier, cache: Cache, report: Report, here: Here) -> Outcome:
     results.mkdir(parents=True)
     junit = results / "junit.xml"
     command = [*_PYTEST, *tier.paths, f"--junit-xml={junit}"]
-    environment = {"RINGFENCE_CLIENT": str(client.prepare(cache, report))}
+    environment = {
+        "RINGFENCE_CLIENT": str(client.prepare(cache, report)),
+        **dict(tier.environment),
+    }
     show = Prefixed(tier.name, _show)
     started = time.monotonic()
     if tier.node is None:

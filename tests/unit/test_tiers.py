@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.testbed.cache import StepError
-from tests.tiers import TIERS, Here, Outcome, Prefixed, main, outcome, table
+from tests.tiers import TIERS, Here, Outcome, Prefixed, choose, main, outcome, table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,6 +66,19 @@ def test_lines_carry_the_tier_s_name_however_they_come_in() -> None:
 
 def test_every_tier_has_its_own_name() -> None:
     assert len({tier.name for tier in TIERS}) == len(TIERS)
+
+
+def test_soak_tiers_run_only_when_asked_for() -> None:
+    everyday = {tier.name for tier in choose([], soak=False)}
+    soak = {tier.name for tier in choose([], soak=True)}
+    assert soak == {"soak-dmem", "soak-nodmem"}
+    assert everyday | soak == {tier.name for tier in TIERS}
+    assert not everyday & soak
+    for flag in (False, True):
+        assert [tier.name for tier in choose(["unit", "soak-dmem"], soak=flag)] == [
+            "unit",
+            "soak-dmem",
+        ]
 
 
 def test_an_unknown_tier_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
