@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 _INVENTORY_SECONDS = 10.0
 _POD_RESOURCES_SECONDS = 2.0
+_SYNC_SECONDS = 2.0
 _LOCK = "device-plugin.lock"
 _LOCK_SECONDS = 0.2
 
@@ -119,7 +120,7 @@ def _work(arguments: argparse.Namespace, stopping: threading.Event, api: ApiServ
         lambda: offer.devices,
         whole=configured.whole,
     )
-    parts: list[_Part] = [offer, cache, events, reaper]
+    parts: list[_Part] = [offer, events, reaper]
     giver: Giver = Unscheduled(offer)
     holder = None
     if not configured.whole:
@@ -175,6 +176,9 @@ def _work(arguments: argparse.Namespace, stopping: threading.Event, api: ApiServ
         stopping.set()
 
     threading.excepthook = end
+    cache.start()
+    # The node may say on which terms its GPUs are offered; without an API server the options do.
+    cache.wait_synced(_SYNC_SECONDS)
     for part in parts:
         part.start()
     register_all(
@@ -186,6 +190,7 @@ def _work(arguments: argparse.Namespace, stopping: threading.Event, api: ApiServ
     )
     for part in reversed(parts):
         part.stop()
+    cache.stop()
     client.close()
     return 1 if broken.is_set() else 0
 

@@ -139,7 +139,15 @@ def test_the_nodes_annotation_overrides_the_mode(partitioned: Bench) -> None:
     bench = partitioned
     bench.api.put_node(NODE, {"hami.io/amd-operating-mode": "partition"})
     bench.start()
-    bench.kubelet.wait_devices(RESOURCE, lambda ids: len(ids) == 18, timeout=20)
+    assert len(bench.kubelet.wait_devices(RESOURCE)) == 18
+    assert bench.kubelet.lists(RESOURCE) == 1, "right from the start"
+    overridden = {"metadata": {"annotations": {"hami.io/amd-operating-mode": "both"}}}
+    bench.api.store.patch("nodes", ("", NODE), overridden)
+    # Shared by CUs, a GPU that is split cannot be offered.
+    bench.kubelet.wait_devices(
+        RESOURCE, lambda ids: list(ids.values()).count("Healthy") == 10, timeout=30
+    )
+    assert "hami.io/amd-operating-mode: expected cu or partition, found 'both'" in bench.log
 
 
 def test_an_excluded_gpu_is_nowhere(bench: Bench) -> None:
