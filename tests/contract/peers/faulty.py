@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -31,10 +32,17 @@ class Point(StrEnum):
     AFTER_UNLOCK = "after-unlock"
 
 
-def _dying(call: Callable[..., Any], after: bool, when: Callable[..., bool]) -> Callable[..., Any]:
+_ANSWER_SECONDS = 0.5
+"""What a pod is owed is patched beside the answer to kubelet: time for that to get there."""
+
+
+def _dying(
+    call: Callable[..., Any], after: bool, when: Callable[..., bool], pause: float = 0
+) -> Callable[..., Any]:
     def die(*args: Any, **more: Any) -> Any:
         if not when(*args):
             return call(*args, **more)
+        time.sleep(pause)
         if after:
             call(*args, **more)
         os._exit(9)
@@ -49,10 +57,13 @@ def arm(point: Point) -> None:
         dying = _dying(write_checkpoint, after, lambda *_: True)
         setattr(deviceplugin.checkpoint, write_checkpoint.__name__, dying)
     elif point in {Point.BEFORE_POD_PATCH, Point.AFTER_POD_PATCH}:
-        ApiServer.patch_pod = _dying(ApiServer.patch_pod, after, lambda *_: True)  # type: ignore[method-assign]
+        ApiServer.patch_pod = _dying(ApiServer.patch_pod, after, lambda *_: True, _ANSWER_SECONDS)  # type: ignore[method-assign]
     else:
         ApiServer.patch_node = _dying(  # type: ignore[method-assign]
-            ApiServer.patch_node, after, lambda _, patch, *__: "mutex.lock" in str(patch)
+            ApiServer.patch_node,
+            after,
+            lambda _, patch, *__: "mutex.lock" in str(patch),
+            _ANSWER_SECONDS,
         )
 
 
