@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -42,6 +43,8 @@ class Tier:
     paths: tuple[str, ...]
     node: NodeOptions | None = None
     environment: tuple[tuple[str, str], ...] = ()
+    only_on: tuple[str, str] | None = None
+    """ID and VERSION_ID of the one distribution whose packages it is written for; None: any."""
     soak: bool = False
     """Takes so long that it runs only when asked for."""
 
@@ -49,7 +52,12 @@ class Tier:
 TIERS = (
     Tier("unit", "pure functions, readers and writers on made-up trees", ("tests/unit",)),
     Tier("contract", "the device plugin against peers of the real protocols", ("tests/contract",)),
-    Tier("hook", "the in-process hook over the distribution's ROCm", ("tests/hook",)),
+    Tier(
+        "hook",
+        "the in-process hook over the ROCm of Debian 12",
+        ("tests/hook",),
+        only_on=("debian", "12"),
+    ),
     Tier(
         "vm",
         "the runner, and every BPF object on the unmodified amdgpu of stock kernels",
@@ -134,6 +142,12 @@ def table(results: Mapping[str, Outcome]) -> str:
     return "\n".join([*lines, "", f"{passed} passed, {failed} failed"])
 
 
+def fits(tier: Tier, os_release: Mapping[str, str]) -> bool:
+    """Whether the tier is written for the machine with these fields of os-release."""
+    machine = os_release.get("ID"), os_release.get("VERSION_ID")
+    return tier.only_on is None or tier.only_on == machine
+
+
 def choose(names: Sequence[str], *, soak: bool) -> list[Tier]:
     """The tiers named, or without names every one that is, or is not, a soak."""
     return [tier for tier in TIERS if (tier.name in names if names else tier.soak == soak)]
@@ -153,6 +167,11 @@ def main(argv: Sequence[str]) -> int:
     cache = Cache.from_environment(os.environ)
     report = Report()
     chosen = choose(options.tiers, soak=options.soak)
+    machine = platform.freedesktop_os_release()
+    elsewhere = [tier for tier in chosen if not fits(tier, machine)]
+    for tier in elsewhere:
+        report(f"tier {tier.name} is not for this distribution: it runs on {tier.only_on}")
+    chosen = [tier for tier in chosen if tier not in elsewhere]
     stop_by_exception()
     here = Here()
     with ThreadPoolExecutor(1) as pool:

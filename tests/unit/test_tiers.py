@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.testbed.cache import StepError
-from tests.tiers import TIERS, Here, Outcome, Prefixed, choose, main, outcome, table
+from tests.tiers import TIERS, Here, Outcome, Prefixed, choose, fits, main, outcome, table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -79,6 +79,14 @@ def test_soak_tiers_run_only_when_asked_for() -> None:
             "unit",
             "soak-dmem",
         ]
+
+
+def test_a_tier_for_one_distribution_is_left_to_it() -> None:
+    (hook,) = (tier for tier in TIERS if tier.name == "hook")
+    assert fits(hook, {"ID": "debian", "VERSION_ID": "12"})
+    assert not fits(hook, {"ID": "debian", "VERSION_ID": "13"})
+    assert not fits(hook, {})
+    assert all(fits(tier, {}) for tier in TIERS if tier is not hook)
 
 
 def test_an_unknown_tier_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
