@@ -31,6 +31,8 @@ class Checkpoint:
         """Held from a decision on the slices to the write that follows from it."""
         self._path = path
         self._lock = threading.Lock()
+        self.problems: tuple[str, ...] = ()
+        """What was wrong with the file that was read, a line each."""
         self._slices = tuple(self._read())
 
     def _read(self) -> list[Slice]:
@@ -41,15 +43,19 @@ class Checkpoint:
                 raise
             aside = self._path.with_name(f"{self._path.name}.bad-{int(time.time())}")
             self._path.rename(aside)
-            _log.error("%s; kept as %s, starting without slices", error, aside)
+            self._complain([f"{error}; kept as {aside}, starting without slices"])
             return []
         if problems:
             # The next write leaves the bad entries out, so keep them for whoever looks.
             aside = self._path.with_name(f"{self._path.name}.bad-{int(time.time())}")
             aside.write_bytes(self._path.read_bytes())
-            for problem in problems:
-                _log.error("%s; the file is kept as %s", problem, aside)
+            self._complain([f"{problem}; the file is kept as {aside}" for problem in problems])
         return slices
+
+    def _complain(self, problems: list[str]) -> None:
+        self.problems = tuple(problems)
+        for problem in problems:
+            _log.error("%s", problem)
 
     @property
     def slices(self) -> tuple[Slice, ...]:

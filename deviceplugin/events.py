@@ -27,6 +27,7 @@ UNHEALTHY = "AMDGPUUnhealthy"
 MISSING = "AMDGPUMissing"
 RECOVERED = "AMDGPURecovered"
 CONFLICT = "AMDGPUPluginConflict"
+CHECKPOINT = "AMDGPUCheckpointDamaged"
 
 _COMPONENT = "ringfence-device-plugin"
 _NAMESPACE = "default"
@@ -36,6 +37,8 @@ _RETRY_SECONDS = 15.0
 _REPEAT_SECONDS = 600.0
 """The same event is not told again before."""
 _MOST_WAITING = 50
+_LONGEST = 1024
+"""Characters of a message that the API server takes."""
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +83,7 @@ def event_body(event: NodeEvent, node: str, uid: str, now: datetime) -> Json:
         "metadata": {"generateName": f"{node}.", "namespace": _NAMESPACE},
         "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid},
         "reason": event.reason,
-        "message": event.message,
+        "message": event.message[:_LONGEST],
         "type": "Warning" if event.warning else "Normal",
         "source": {"component": _COMPONENT, "host": node},
         "firstTimestamp": time_of,

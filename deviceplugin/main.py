@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from deviceplugin.cdi import Cdi, groups_of, spec_of
 from deviceplugin.checkpoint import Checkpoint
-from deviceplugin.events import CONFLICT, Events, NodeEvent
+from deviceplugin.events import CHECKPOINT, CONFLICT, Events, NodeEvent
 from deviceplugin.exporter import Exporter
 from deviceplugin.health import GpuSource, Offer
 from deviceplugin.hold import Holder
@@ -181,6 +181,8 @@ def _work(arguments: argparse.Namespace, stopping: threading.Event, api: ApiServ
     cache.wait_synced(_SYNC_SECONDS)
     for part in parts:
         part.start()
+    for problem in checkpoint.problems:
+        events.tell(NodeEvent(CHECKPOINT, problem))
     register_all(
         plugin,
         lambda: offer.devices,

@@ -89,6 +89,10 @@ def test_a_bad_checkpoint_is_kept_aside_and_the_plugin_serves(bench: Bench, cont
     assert next_pod_is_served(bench) == "0:0-75"
     (aside,) = state.glob("slices.json.bad-*")
     assert aside.read_bytes() == content
+    eventually(lambda: bench.api.store.list("events", "")["items"] != [])
+    (event,) = bench.api.store.list("events", "")["items"]
+    assert (event["reason"], event["type"]) == ("AMDGPUCheckpointDamaged", "Warning")
+    assert str(aside) in event["message"]
 
 
 def test_slices_of_running_pods_are_made_out_after_the_checkpoint_was_lost(bench: Bench) -> None:

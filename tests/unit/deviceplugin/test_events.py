@@ -62,4 +62,5 @@ def test_an_event_is_the_nodes() -> None:
     }
     assert (body["type"], body["reason"], body["message"]) == ("Normal", RECOVERED, "text")
     assert body["firstTimestamp"] == "2026-01-02T03:04:05Z"
+    assert len(event_body(NodeEvent(MISSING, "x" * 2000), "n", "u", now)["message"]) == 1024
     assert body["metadata"] == {"generateName": "node.", "namespace": "default"}
