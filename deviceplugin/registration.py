@@ -106,6 +106,7 @@ class Registration:
         known: tuple[int, int] | None = None
         pause, due = _RETRY_SECONDS[0], 0.0
         registered = 0.0
+        served = False
         try:
             while not stopping.is_set():
                 now = time.monotonic()
@@ -117,16 +118,19 @@ class Registration:
                     if fresh:
                         known, pause = kubelet, _RETRY_SECONDS[0]
                     if fresh or (now >= due and not self._plugin.streams):
-                        if not fresh and registered and not self._trouble:
-                            self._conflict(
-                                f"kubelet ended the stream of {self._resource} and goes on without "
-                                "it: is another plugin for it installed?"
-                            )
                         taken = self._register()
+                        if taken and served and not fresh:
+                            # The same kubelet, alive, and it had a stream: somebody took it over.
+                            self._conflict(
+                                f"kubelet ended the stream of {self._resource} and took a new "
+                                "registration: is another plugin for it installed?"
+                            )
+                        served = False
                         registered = time.monotonic()
                         due = time.monotonic() + pause + (_STREAM_SECONDS if taken else 0)
                         pause = min(pause * 2, _RETRY_SECONDS[1])
                     elif self._plugin.streams:
+                        served = True
                         due = max(due, now + _STREAM_SECONDS)
                         if now - registered > _SETTLED_SECONDS:
                             pause = _RETRY_SECONDS[0]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -81,6 +82,25 @@ def test_another_plugin_that_owns_the_resource_is_told_once(bench: Bench) -> Non
     assert "device plugin already connected" in message
     eventually(lambda: bench.log.count("now and then") == 1)
     assert len(events(bench)) == 1
+
+
+def test_devices_that_another_plugin_took_over_are_told(bench: Bench) -> None:
+    bench.start()
+    other = bench.start(f"--state-dir={bench.root / 'other'}")
+    bench.kubelet.wait_registrations(3, timeout=30)
+    eventually(lambda: ("AMDGPUPluginConflict", "Warning") in events(bench))
+    bench.kill(other)
+
+
+def test_a_kubelet_that_restarts_is_no_conflict(bench: Bench) -> None:
+    bench.start()
+    for number in (2, 3):
+        bench.kubelet.stop()
+        time.sleep(2)
+        bench.kubelet.start()
+        bench.kubelet.wait_registrations(number, timeout=20)
+    bench.kubelet.wait_devices(RESOURCE, lambda ids: "Healthy" in ids.values())
+    assert events(bench) == []
 
 
 def test_the_nodes_capacity_is_published_when_asked_for_and_put_right(bench: Bench) -> None:
