@@ -20,6 +20,7 @@ from enforcer.plan import (
     DeletePending,
     DeleteUsage,
     EnableDmem,
+    KillCgroup,
     Outcome,
     SetDmem,
     SetGate,
@@ -102,6 +103,8 @@ def _apply(action: Action, gate: GateMaps | None, root: Path) -> Outcome:
             return _enable(action, root)
         case SetDmem():
             return _set_dmem(action, root)
+        case KillCgroup():
+            return _kill(action, root)
         case _:
             assert_never(action)
 
@@ -165,6 +168,23 @@ def _set_dmem(action: SetDmem, root: Path) -> Outcome:
     if found[action.region] != action.size:
         detail = f"{directory}/dmem.max: wrote {action.size}, reads {found[action.region]}"
         return Outcome(action, Why.NOT_TAKEN, detail)
+    return Outcome(action)
+
+
+def _kill(action: KillCgroup, root: Path) -> Outcome:
+    """``cgroup.kill`` catches processes that fork meanwhile as well."""
+    directory = root / action.path
+    try:
+        if directory.stat().st_ino != action.cgroup_id:
+            return Outcome(action, Why.VANISHED, "another cgroup has its path")
+        with (directory / "cgroup.kill").open("r+b", buffering=0) as file:
+            file.write(b"1")
+    except FileNotFoundError as error:
+        if directory.is_dir():
+            return Outcome(action, Why.REFUSED, f"{directory}/cgroup.kill: needs Linux 5.14")
+        return Outcome(action, Why.VANISHED, str(error))
+    except OSError as error:
+        return Outcome(action, _why(error), str(error))
     return Outcome(action)
 
 

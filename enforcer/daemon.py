@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import bpf
+from bpf.decode import Policy
 from bpf.libbpf import BpfError
 from enforcer import layers, slices
 from enforcer.host.lock import HeldError, hold, wait_to_hold
@@ -78,6 +79,7 @@ def _run(options: argparse.Namespace, stop: threading.Event) -> int:
     kernel = layers.KernelLayers(options.bpf_objects, options.bpffs, options.sys)
     if Layer.GATE in options.layers:
         kernel.load_gate()
+        kernel.set_policy(Policy(kill_switchers=options.on_switch == "kill"))
     else:
         kernel.switch_off()
     roots = Roots(
@@ -92,6 +94,7 @@ def _run(options: argparse.Namespace, stop: threading.Event) -> int:
         options.state_dir / slices.FILE,
         kernel,
         use_dmem=Layer.DMEM in options.layers,
+        kill=options.on_switch == "kill",
     )
     first = enforcer.try_pass()
     if first is not None:
@@ -194,6 +197,13 @@ def _parser() -> argparse.ArgumentParser:
         default="auto",
         help='"auto" is every layer the node has; or only some, for tests: gate, dmem, gate,dmem',
         metavar="LAYERS",
+    )
+    add(
+        "--on-switch",
+        choices=("kill", "report"),
+        default="kill",
+        help="what becomes of a process that switches the arguments of a call to get more VRAM "
+        "than it asked for, and of its container if that is above its limit a second later",
     )
     add("--metrics-address", default=":9394", help='where to serve metrics, "" is nowhere')
     add("--interval", type=_seconds, default=1.0, help="seconds between passes")

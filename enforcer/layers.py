@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from bpf.decode import LedgerUsage
+    from bpf.decode import Event, LedgerUsage
 
 _log = logging.getLogger(__name__)
 
@@ -118,6 +118,27 @@ class KernelLayers:
             return tuple(sorted(self.maps.counters().items()))
         except (BpfError, OSError):
             return ()
+
+    def set_policy(self, policy: decode.Policy) -> None:
+        """Tell the programs what to do about what they cannot simply measure."""
+        if self.maps is None:
+            return
+        try:
+            self.maps.set_policy(policy)
+        except (BpfError, OSError) as error:
+            self.problems["policy"] = f"the gate's policy cannot be set: {error}"
+
+    def events(self) -> list[Event]:
+        """What the gate told since the last call; nothing where it cannot be read."""
+        if self.maps is None:
+            return []
+        try:
+            events = self.maps.events()
+        except (BpfError, OSError, ValueError) as error:
+            self.problems["events"] = f"the gate's events cannot be read: {error}"
+            return []
+        self.problems.pop("events", None)
+        return events
 
     def count_entries(self) -> None:
         """Bring ``map_fill`` up to date."""

@@ -19,8 +19,10 @@ from enforcer.devices import Devices
 from enforcer.hookfiles import HookFiles, held_by_kernel, hooked
 from enforcer.host import cgroups, dmem, runtime
 from enforcer.host.files import FileError
+from enforcer.incidents import Incidents
 from enforcer.limits import gpu_shares, limits, pending_limits
 from enforcer.model import HostSupport, PodCgroup, Snapshot, Why
+from enforcer.overruns import Overruns
 from enforcer.plan import Actual, ancestors, plan, protections
 from enforcer.slices import Checkpoint
 from enforcer.sources import Sources, charged
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from enforcer.accounting import LedgerRow
     from enforcer.host.roots import Roots
     from enforcer.layers import KernelLayers
-    from enforcer.model import Container, ContainerUsage, Limit, Protection, Slice
+    from enforcer.model import Container, ContainerUsage, Incident, Limit, Protection, Slice
 
 _log = logging.getLogger(__name__)
 
@@ -78,14 +80,23 @@ class Enforcer:
     """The loop and what it remembers between passes. ``run_pass`` belongs to one thread."""
 
     def __init__(
-        self, roots: Roots, checkpoint: Path, kernel: KernelLayers, *, use_dmem: bool = True
+        self,
+        roots: Roots,
+        checkpoint: Path,
+        kernel: KernelLayers,
+        *,
+        use_dmem: bool = True,
+        kill: bool = True,
     ) -> None:
+        """``kill`` False: a container above its limit by switched arguments is only reported."""
         self._roots = roots
         self._checkpoint = Checkpoint(checkpoint)
         self._kernel = kernel
         self._devices = Devices(roots, kernel, use_dmem=use_dmem)
         self._hook = HookFiles(roots.run / "ringfence")
         self._sources = Sources(roots, kernel, self._devices, self._hook)
+        self._incidents = Incidents()
+        self._overruns = Overruns(kill=kill)
         self._records: dict[str, runtime.ContainerRecord] = {}
         self._reported: frozenset[str] = frozenset()
         self._changed = threading.Condition()
@@ -177,6 +188,7 @@ class Enforcer:
         # Maps that could not be read say nothing, not that nothing is used.
         books = None if entries is None or self._kernel.ledger == "none" else ledger
         rows = self._account(start, held, wanted, found, books, proven, problems)
+        incidents = self._take_incidents(start, found, held, entries, books, problems)
         snapshot = Snapshot(
             time=time.time(),
             support=self._support(found),
@@ -187,6 +199,7 @@ class Enforcer:
             pass_seconds=time.monotonic() - start,
             counters=self._kernel.counters(),
             map_fill=self._kernel.map_fill,
+            incidents=incidents,
         )
         self._report(snapshot.problems)
         by_key = {one.key: one for one in held}
@@ -213,6 +226,29 @@ class Enforcer:
         )
         problems.extend(differences)
         return container_usage(wanted, found.owners, held, readings, proven, checked)
+
+    def _take_incidents(
+        self,
+        now: float,
+        found: _Found,
+        held: Sequence[Slice],
+        entries: Mapping[tuple[int, int], int | None] | None,
+        books: Mapping[tuple[int, int], LedgerRow] | None,
+        problems: list[str],
+    ) -> tuple[Incident, ...]:
+        kills, overruns = self._overruns.judge(now, books, entries, found.owners)
+        if found.root is not None and kills:
+            problems.extend(
+                f"{outcome.action}: {outcome.why}: {outcome.detail}"
+                for outcome in apply(kills, self._kernel.maps, found.root)
+                if outcome.why not in (None, Why.VANISHED)
+            )
+        events = self._kernel.events()
+        self._overruns.add(events)
+        lines = self._incidents.add([*overruns, *events], found.owners, held, now, time.time())
+        for line in lines:
+            _log.warning("%s", line)
+        return self._incidents.rows
 
     def _support(self, found: _Found) -> HostSupport:
         observed = "sysfs" if self._devices.gpus and found.root is not None else "none"

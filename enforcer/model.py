@@ -283,6 +283,31 @@ class ContainerUsage:
 
 
 @dataclass(frozen=True, slots=True)
+class Incident:
+    """Calls of one container on one GPU that the gate refused, or answered with a kill."""
+
+    time: float
+    """Unix seconds of the last one."""
+    namespace: str
+    pod: str
+    pod_uid: str
+    container: str
+    """"" where the pod's own limit was in the way."""
+    bdf: str
+    """"" where the call named no GPU that is known."""
+    reason: str
+    """Name of the gate's counter: ``refused_limit`` ..."""
+    count: int
+    """Since this enforcer started."""
+    asked: int
+    """Bytes, as the next two, of the last one."""
+    used: int
+    limit: int | None
+    text: str
+    """The last one in a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """The node as the enforcer's last pass saw it; metrics and the local API read only this."""
 
@@ -300,3 +325,5 @@ class Snapshot:
     """The gate's and the ledger's counters, by their names in the BPF maps."""
     map_fill: tuple[tuple[str, int, int], ...] = ()
     """(BPF map, entries used, entries it can hold)."""
+    incidents: tuple[Incident, ...] = ()
+    """What the gate did to the pods that are there, the newest first."""

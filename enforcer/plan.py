@@ -119,8 +119,26 @@ class SetDmem:
         return f"dmem.max of /{self.path} on {self.bdf}"
 
 
+@dataclass(frozen=True, slots=True)
+class KillCgroup:
+    """End every process of a cgroup and of those below it."""
+
+    path: str
+    cgroup_id: int
+
+    def __str__(self) -> str:
+        return f"cgroup.kill of /{self.path}"
+
+
 Action: TypeAlias = (
-    SetGate | DeleteGate | SetPending | DeletePending | DeleteUsage | EnableDmem | SetDmem
+    SetGate
+    | DeleteGate
+    | SetPending
+    | DeletePending
+    | DeleteUsage
+    | EnableDmem
+    | SetDmem
+    | KillCgroup
 )
 
 
@@ -309,6 +327,6 @@ def _reasons(outcomes: Iterable[Outcome]) -> dict[tuple[str, str, Layer], Why]:
                 reasons[path, "", Layer.DMEM] = outcome.why
             case SetDmem(path, bdf):
                 reasons[path, bdf, Layer.DMEM] = outcome.why
-            case DeleteGate() | SetPending() | DeletePending() | DeleteUsage():
+            case DeleteGate() | SetPending() | DeletePending() | DeleteUsage() | KillCgroup():
                 pass
     return reasons

@@ -11,6 +11,7 @@ from enforcer.model import (
     Gpu,
     GpuLoad,
     HostSupport,
+    Incident,
     Layer,
     LayerState,
     Protection,
@@ -191,6 +192,40 @@ def load_from_pb(message: pb.GpuLoad) -> GpuLoad:
     )
 
 
+def incident_to_pb(one: Incident) -> pb.Incident:
+    return pb.Incident(
+        time=one.time,
+        namespace=one.namespace,
+        pod=one.pod,
+        pod_uid=one.pod_uid,
+        container=one.container,
+        bdf=one.bdf,
+        reason=one.reason,
+        count=one.count,
+        asked=one.asked,
+        used=one.used,
+        limit=one.limit,
+        text=one.text,
+    )
+
+
+def incident_from_pb(message: pb.Incident) -> Incident:
+    return Incident(
+        time=message.time,
+        namespace=message.namespace,
+        pod=message.pod,
+        pod_uid=message.pod_uid,
+        container=message.container,
+        bdf=message.bdf,
+        reason=message.reason,
+        count=message.count,
+        asked=message.asked,
+        used=message.used,
+        limit=_known(message, "limit", message.limit),
+        text=message.text,
+    )
+
+
 def snapshot_to_pb(snapshot: Snapshot) -> pb.Snapshot:
     return pb.Snapshot(
         time=snapshot.time,
@@ -204,6 +239,7 @@ def snapshot_to_pb(snapshot: Snapshot) -> pb.Snapshot:
         map_fill=[
             pb.MapFill(map=name, used=used, max=top) for name, used, top in snapshot.map_fill
         ],
+        incidents=[incident_to_pb(one) for one in snapshot.incidents],
     )
 
 
@@ -219,6 +255,7 @@ def snapshot_from_pb(message: pb.Snapshot) -> Snapshot:
         pass_seconds=message.pass_seconds,
         counters=tuple(sorted(message.counters.items())),
         map_fill=tuple((fill.map, fill.used, fill.max) for fill in message.map_fill),
+        incidents=tuple(map(incident_from_pb, message.incidents)),
     )
 
 

@@ -3,6 +3,7 @@ import errno
 import os
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from enforcer.plan import (
     DeletePending,
     DeleteUsage,
     EnableDmem,
+    KillCgroup,
     Outcome,
     SetDmem,
     SetGate,
@@ -258,3 +260,33 @@ def test_a_scratch_cgroup_left_by_a_killed_enforcer_is_used_and_removed(tmp_path
     scratch.mkdir()
     assert probe_dmem(tmp_path, {GPU: REGION}) == {GPU: Why.NO_CONTROLLER}
     assert not scratch.exists()
+
+
+class TestKill:
+    def _cgroup(self, root: Path) -> KillCgroup:
+        (root / "poda/c").mkdir(parents=True)
+        (root / "poda/c/cgroup.kill").write_text("")
+        return KillCgroup("poda/c", (root / "poda/c").stat().st_ino)
+
+    def test_it_ends_the_cgroup(self, tmp_path: Path) -> None:
+        action = self._cgroup(tmp_path)
+        assert apply([action], None, tmp_path) == [Outcome(action)]
+        assert (tmp_path / "poda/c/cgroup.kill").read_text() == "1"
+
+    def test_another_cgroup_of_the_same_path_is_left_alone(self, tmp_path: Path) -> None:
+        action = replace(self._cgroup(tmp_path), cgroup_id=1)
+        (outcome,) = apply([action], None, tmp_path)
+        assert outcome.why is Why.VANISHED
+        assert (tmp_path / "poda/c/cgroup.kill").read_text() == ""
+
+    def test_a_cgroup_that_went_or_a_kernel_without_the_file_is_an_outcome(
+        self, tmp_path: Path
+    ) -> None:
+        action = self._cgroup(tmp_path)
+        (tmp_path / "poda/c/cgroup.kill").unlink()
+        (outcome,) = apply([action], None, tmp_path)
+        assert outcome.why is Why.REFUSED
+        assert "cgroup.kill: needs Linux 5.14" in outcome.detail
+        assert not (tmp_path / "poda/c/cgroup.kill").exists()
+        (outcome,) = apply([replace(action, path="gone")], None, tmp_path)
+        assert outcome.why is Why.VANISHED

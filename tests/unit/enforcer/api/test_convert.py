@@ -10,6 +10,7 @@ from enforcer.model import (
     Gpu,
     GpuLoad,
     HostSupport,
+    Incident,
     Layer,
     LayerState,
     Protection,
@@ -68,6 +69,21 @@ USAGES = st.builds(
     escaped=_maybe(S64),
     drift=_maybe(S64),
 )
+INCIDENTS = st.builds(
+    Incident,
+    time=FLOAT,
+    namespace=TEXT,
+    pod=TEXT,
+    pod_uid=TEXT,
+    container=TEXT,
+    bdf=TEXT,
+    reason=TEXT,
+    count=U64,
+    asked=U64,
+    used=U64,
+    limit=_maybe(U64),
+    text=TEXT,
+)
 ROWS = st.builds(
     ContainerUsage,
     namespace=TEXT,
@@ -108,6 +124,7 @@ SNAPSHOTS = st.builds(
     pass_seconds=FLOAT,
     counters=st.dictionaries(TEXT, U64, max_size=3).map(lambda found: tuple(sorted(found.items()))),
     map_fill=st.lists(st.tuples(TEXT, U64, U64), max_size=3).map(tuple),
+    incidents=st.lists(INCIDENTS, max_size=3).map(tuple),
 )
 
 

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+from dataclasses import replace
+
+import pytest
+
+from bpf.decode import Counter, Event, LedgerUsage
+from enforcer.model import Container, PodCgroup
+from enforcer.overruns import Overruns
+from enforcer.plan import KillCgroup
+
+KEY = (101, 768)
+POD = PodCgroup("uid-a", "poda", 100)
+TRAIN = Container("c" * 64, POD, "poda/c", 101, "train")
+OWNERS: dict[int, Container | PodCgroup] = {100: POD, 101: TRAIN}
+SWITCHED = Event(
+    time=50.0,
+    pid=7,
+    comm="python",
+    cgroup=101,
+    gpu=768,
+    asked=8192,
+    used=4096,
+    limit=None,
+    reason=Counter.SWITCHED_KILLED,
+    nr=22,
+)
+ABOVE = {KEY: LedgerUsage(4097)}
+LIMITS: dict[tuple[int, int], int | None] = {KEY: 4096}
+KILL = KillCgroup("poda/c", 101)
+
+
+@pytest.mark.parametrize("reason", [Counter.SWITCHED_KILLED, Counter.SWITCHED_SPARED])
+def test_a_container_above_its_limit_a_second_after_a_switch_is_killed_once(
+    reason: Counter,
+) -> None:
+    overruns = Overruns(kill=True)
+    overruns.add([replace(SWITCHED, reason=reason)])
+    assert overruns.judge(50.9, ABOVE, LIMITS, OWNERS) == ([], [])
+    kills, (told,) = overruns.judge(51.0, ABOVE, LIMITS, OWNERS)
+    assert kills == [KILL]
+    assert str(told) == ("above its limit after switched arguments (4097 of 4096 used), killed")
+    assert told.reason.name == "OVERRUN_KILLED"
+    assert overruns.judge(60.0, ABOVE, LIMITS, OWNERS) == ([], [])
+
+
+def test_another_switch_puts_the_look_off() -> None:
+    overruns = Overruns(kill=True)
+    overruns.add([SWITCHED, replace(SWITCHED, time=50.8)])
+    assert overruns.judge(51.5, ABOVE, LIMITS, OWNERS) == ([], [])
+    assert overruns.judge(51.8, ABOVE, LIMITS, OWNERS)[0] == [KILL]
+
+
+@pytest.mark.parametrize(
+    ("ledger", "limits", "owners"),
+    [
+        ({KEY: LedgerUsage(4096)}, LIMITS, OWNERS),
+        ({}, LIMITS, OWNERS),
+        (ABOVE, {KEY: None}, OWNERS),
+        (ABOVE, {}, OWNERS),
+        (ABOVE, LIMITS, {}),
+    ],
+    ids=["at the limit", "nothing held", "whole GPU", "no limit", "container gone"],
+)
+def test_who_is_within_its_limit_lives(
+    ledger: dict[tuple[int, int], LedgerUsage],
+    limits: dict[tuple[int, int], int | None],
+    owners: dict[int, Container | PodCgroup],
+) -> None:
+    overruns = Overruns(kill=True)
+    overruns.add([SWITCHED])
+    assert overruns.judge(60.0, ledger, limits, owners) == ([], [])
+
+
+def test_a_refusal_is_no_reason_to_kill_whatever_the_ledger_says() -> None:
+    overruns = Overruns(kill=True)
+    overruns.add([replace(SWITCHED, reason=Counter.REFUSED_LIMIT)])
+    assert overruns.judge(60.0, ABOVE, LIMITS, OWNERS) == ([], [])
+
+
+def test_it_can_be_only_reported() -> None:
+    overruns = Overruns(kill=False)
+    overruns.add([SWITCHED])
+    kills, (told,) = overruns.judge(60.0, ABOVE, LIMITS, OWNERS)
+    assert kills == []
+    assert "reported only" in str(told)
+    assert told.reason.name == "OVERRUN_SPARED"
+
+
+def test_a_pod_is_never_killed_for_one_of_its_containers() -> None:
+    overruns = Overruns(kill=True)
+    overruns.add([replace(SWITCHED, cgroup=100)])
+    key = (100, 768)
+    kills, (told,) = overruns.judge(60.0, {key: LedgerUsage(2)}, {key: 1}, OWNERS)
+    assert kills == []
+    assert not told.killed
+
+
+@pytest.mark.parametrize("missing", ["ledger", "limits"])
+def test_without_the_maps_the_judgement_waits(missing: str) -> None:
+    overruns = Overruns(kill=True)
+    overruns.add([SWITCHED])
+    ledger = None if missing == "ledger" else ABOVE
+    limits = None if missing == "limits" else LIMITS
+    assert overruns.judge(60.0, ledger, limits, OWNERS) == ([], [])
+    assert overruns.judge(61.0, ABOVE, LIMITS, OWNERS)[0] == [KILL]
