@@ -11,6 +11,7 @@ from enforcer.api.client import EnforcerError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from deviceplugin.podresources import PodDevices
     from enforcer.api.client import Client
     from enforcer.model import Protection, Slice
 
@@ -26,6 +27,30 @@ def slices_to_hold(slices: Sequence[Slice], device_ids: Sequence[str]) -> list[S
     wanted = sorted(device_ids)
     same = [item for item in slices if sorted(item.device_ids) == wanted]
     return [item for item in same if item.pod_uid == same[-1].pod_uid]
+
+
+def mistaken(
+    items: Sequence[Slice], device_ids: Sequence[str], held: PodDevices | None
+) -> str | None:
+    """Why slices are not those of the pod that kubelet starts; None if they may be. Pure.
+
+    Allocate names no pod. One that was bound past the scheduler a moment ago can be answered with
+    the slice of the pod that waits for its own, as long as the watch has not told of it; kubelet's
+    record of who holds the devices does. ``held`` is that record, None if it cannot be read.
+    """
+    ids = set(device_ids)
+    holders = [
+        pod
+        for pod, containers in (held or {}).items()
+        if any(ids <= set(container) for container in containers.values())
+    ]
+    mine = items[0].namespace, items[0].pod
+    if not holders or mine in holders:
+        return None
+    return (
+        f"kubelet starts pod {' or '.join('/'.join(pod) for pod in holders)} with the devices that "
+        f"were given for pod {'/'.join(mine)}: was it placed by another scheduler?"
+    )
 
 
 class Holder:

@@ -7,6 +7,7 @@ import logging
 import signal
 import sys
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from deviceplugin.cdi import Cdi, groups_of, spec_of
@@ -112,11 +113,12 @@ def _work(arguments: argparse.Namespace, stopping: threading.Event, api: ApiServ
     offer = Offer(source.read, current_terms, _INVENTORY_SECONDS, cache.wake, exporter.ailing)
     events = Events(api, cache, offer)
     pod_resources = arguments.kubelet_dir / "pod-resources" / "kubelet.sock"
+    held = partial(read_pod_resources, pod_resources, _POD_RESOURCES_SECONDS)
     reaper = Reaper(
         api,
         cache,
         checkpoint,
-        lambda: read_pod_resources(pod_resources, _POD_RESOURCES_SECONDS),
+        held,
         lambda: offer.devices,
         whole=configured.whole,
     )
@@ -161,6 +163,7 @@ def _work(arguments: argparse.Namespace, stopping: threading.Event, api: ApiServ
             checkpoint,
             giver,
             holder,
+            held,
             cdi=cdi,
             policy=arguments.allocator_policy,
             fail_open=arguments.fail_open,

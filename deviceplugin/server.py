@@ -14,18 +14,19 @@ import grpc
 from deviceplugin.api import v1beta1_pb2 as pb
 from deviceplugin.api.v1beta1_pb2_grpc import DevicePluginServicer
 from deviceplugin.cdi import cdi_name
-from deviceplugin.hold import slices_to_hold
+from deviceplugin.hold import mistaken, slices_to_hold
 from deviceplugin.preferred import BINPACK, prefer
 from deviceplugin.refusal import RefusalError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from deviceplugin.allocate import Answer
     from deviceplugin.cdi import Cdi
     from deviceplugin.checkpoint import Checkpoint
     from deviceplugin.devices import Device
     from deviceplugin.health import Offer
+    from deviceplugin.podresources import PodDevices
     from enforcer.model import Slice
 
 _ALLOCATE_SECONDS = 1.0
@@ -69,17 +70,22 @@ class DevicePlugin(DevicePluginServicer):
         checkpoint: Checkpoint,
         giver: Giver,
         holder: Hold | None,
+        held: Callable[[], PodDevices | None],
         *,
         cdi: Cdi | None = None,
         policy: str = BINPACK,
         fail_open: bool = False,
     ) -> None:
-        """``holder`` None: nothing is limited, so that no start has anything to wait for."""
+        """``held`` is kubelet's own record of who has which devices.
+
+        ``holder`` None: nothing is limited, so that no start has anything to wait for.
+        """
         self.resource = resource
         self._offer = offer
         self._checkpoint = checkpoint
         self._giver = giver
         self._holder = holder
+        self._held = held
         self._cdi = cdi
         self._policy = policy
         self._fail_open = fail_open
@@ -177,6 +183,10 @@ class DevicePlugin(DevicePluginServicer):
                 grpc.StatusCode.NOT_FOUND,
                 f"no slice was given for {', '.join(request.devices_ids) or 'no device'}",
             )
+        mistake = mistaken(items, request.devices_ids, self._held())
+        if mistake is not None:
+            _log.error("start refused: %s", mistake)
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, mistake)
         why = self._hold(items)
         if why is not None and _sliced(items):
             if not self._fail_open:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,7 +13,7 @@ from enforcer.model import MIB, ContainerKind, Share
 from enforcer.slices import hook_directory
 from tests.contract.conftest import LOCK, NODE, RESOURCE, eventually
 from tests.contract.peers import hami
-from tests.contract.peers.kubelet import AdmissionError
+from tests.contract.peers.kubelet import AdmissionError, StartError
 
 if TYPE_CHECKING:
     from tests.contract.conftest import Bench
@@ -220,12 +221,31 @@ def test_a_pod_no_scheduler_annotated_cannot_take_the_slice_of_one_that_waits(
     thief = hami.pod("thief", hami.container("app", 1))
     thief["spec"]["nodeName"] = NODE
     thief = bench.api.put_pod(thief)
+    # Long enough for the plugin's watch, on whatever machine; the next test is about less.
+    time.sleep(1)
     with pytest.raises(AdmissionError, match="default/thief asks"):
         bench.admit(thief)
     bench.end(thief, "Failed")
     assert bench.annotation("waiting", "bind-phase") == "allocating"
     eventually(lambda: bench.admits(waiting))
     assert [item.pod for item in bench.slices] == ["waiting"]
+
+
+def test_a_pod_the_plugin_has_not_heard_of_yet_does_not_start_with_the_slice_of_another(
+    bench: Bench,
+) -> None:
+    bench.start()
+    bench.bind("waiting", f"{bench.gpu_ids()[0]},T,1024,10:;")
+    time.sleep(1)
+    bench.api.faults.silent = True
+    thief = hami.pod("thief", hami.container("app", 1))
+    thief["spec"]["nodeName"] = NODE
+    thief = bench.api.put_pod(thief)
+    bench.admit(thief)
+    with pytest.raises(
+        StartError, match=r"kubelet starts pod default/thief with .* default/waiting"
+    ):
+        bench.kubelet.start_container(thief["metadata"]["uid"], "app")
 
 
 def test_a_pod_from_before_does_not_stand_in_the_way(bench: Bench) -> None:

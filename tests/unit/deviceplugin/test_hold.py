@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from deviceplugin.hold import Holder, slices_to_hold
+from deviceplugin.hold import Holder, mistaken, slices_to_hold
 from enforcer.api.client import Client
 from enforcer.api.errors import NotFoundError
 from enforcer.api.server import Server
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from deviceplugin.podresources import PodDevices
     from enforcer.model import Snapshot
 
 ON = LayerState(Layer.GATE)
@@ -134,3 +135,30 @@ def test_kubelets_ids_mean_every_slice_of_the_last_pod_that_has_them() -> None:
 def test_the_order_of_the_ids_does_not_matter() -> None:
     app = slice_of(device_ids=("a#0", "b#0"))
     assert slices_to_hold([app], ["b#0", "a#0"]) == [app]
+
+
+IDS = (f"{BDF}#0",)
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        None,
+        {},
+        {("default", "pod"): {"app": IDS}},
+        {("default", "other"): {"app": (f"{OTHER}#0",)}},
+        # Older kubelets list pods that are over.
+        {("default", "old"): {"app": IDS}, ("default", "pod"): {"app": IDS}},
+        {("default", "pod"): {"app": (f"{BDF}#1", *IDS)}},
+    ],
+)
+def test_a_slice_is_held_for_its_pod_or_where_kubelets_record_says_nothing(
+    held: PodDevices | None,
+) -> None:
+    assert mistaken([slice_of(device_ids=IDS)], IDS, held) is None
+
+
+def test_a_slice_is_not_held_for_another_pod() -> None:
+    why = mistaken([slice_of(device_ids=IDS)], IDS, {("other", "thief"): {"app": IDS}})
+    assert why is not None
+    assert why.startswith("kubelet starts pod other/thief with the devices that were given for pod")
