@@ -13,6 +13,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import re
 import secrets
 import time
 from contextlib import contextmanager, suppress
@@ -112,6 +113,13 @@ _COUNTED_BY_KEYS: Final = (
     "gpus_by_minor",
 )
 """Small enough that their fill is found by walking them."""
+
+
+_PROBES: Final = "ledger_probes.bpf.o"
+_PROBE: Final = "kprobe/"
+_REQUIRED_PROBES: Final = frozenset({"bo_create", "bo_destroy", "ioctl_end"})
+_REQUIRED_ONE_OF: Final = frozenset({"bo_init", "bo_init_dkms"})
+_SYMBOL: Final = re.compile(rb"^[0-9a-f]+ [tT] (\w+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,7 +399,8 @@ class _Loaded:
     pin_root: Path
     generation: int
     attached: Mapping[str, str | None]
-    """Program -> None if it is attached, else why not."""
+    """Program -> None if it is attached, else why not; without those that were proven and then
+    dropped because another does their work."""
 
     def _part(self) -> _Part:
         raise NotImplementedError
@@ -425,7 +434,7 @@ class Gate(_Loaded):
             return (self.generation,) * 2 == maps._acting(_Part.GATE) and all(
                 maps._refused_dummy(self.generation, hook)
                 for name, hook in _HOOKS.items()
-                if self.attached[name] is None
+                if name in self.attached and self.attached[name] is None
             )
 
     @property
@@ -443,6 +452,11 @@ class Ledger(_Loaded):
 
     __slots__ = ()
 
+    @property
+    def by_probes(self) -> bool:
+        """True where the driver has no type information and is followed by kprobes."""
+        return "bo_init" in self.attached
+
     def _part(self) -> _Part:
         return _Part.LEDGER
 
@@ -459,9 +473,14 @@ def load_gate(object_path: Path, pin_root: Path = PIN_ROOT) -> Gate:
 def load_ledger(object_path: Path, pin_root: Path = PIN_ROOT) -> Ledger:
     """Attach the ledger (source ``bo``) to the driver, or take over from the one attached.
 
-    Its links hold the driver's module: ``detach`` before unloading that. Raises BpfError, with the
-    previous ledger still acting, where the driver is not loaded or has no type information.
+    A driver without type information is followed by kprobes, from the object beside this one. Its
+    links hold the driver's module: ``detach`` before unloading that. Raises BpfError, with the
+    previous ledger still acting, where the driver is not loaded or cannot be followed either way.
     """
+    with KernelTypes(Libbpf()) as types:
+        typed = types.has_function("amdgpu_bo_create")
+    if not typed and _symbols(frozenset({"amdgpu_bo_create"})):
+        object_path = object_path.with_name(_PROBES)
     return Ledger(pin_root, *_load(object_path, pin_root, _Part.LEDGER))
 
 
@@ -507,6 +526,8 @@ def _load(object_path: Path, pin_root: Path, part: _Part) -> tuple[int, Mapping[
                         _prove(maps, generation, links, attached)
                     lsm = part is _Part.GATE and attached[_LSM] is None
                     maps._hand_over(part, generation, lsm=lsm)
+                if lsm:
+                    _drop_stand_ins(links, attached)
             except BaseException:
                 _remove(links)
                 raise
@@ -531,6 +552,14 @@ def _prove(maps: Maps, generation: int, links: Path, attached: dict[str, str | N
         (links / (_Part.GATE.prefix + name)).unlink()
 
 
+def _drop_stand_ins(links: Path, attached: dict[str, str | None]) -> None:
+    """With the security module's program in charge the others cost every ioctl and do nothing."""
+    for name in _HOOKS:
+        if name != _LSM and attached[name] is None:
+            (links / (_Part.GATE.prefix + name)).unlink()
+            del attached[name]
+
+
 def _select(library: Libbpf, opened: int, part: _Part) -> dict[str, str | None]:
     """Leave out programs whose function the running kernel has not."""
     programs = list(library.programs(opened))
@@ -541,40 +570,59 @@ def _select(library: Libbpf, opened: int, part: _Part) -> dict[str, str | None]:
     }
     if _LSM in targets:
         targets[_LSM] = f"bpf_lsm_{targets[_LSM]}"
+    probed = {targets[name] for _, name, section in programs if section.startswith(_PROBE)}
+    symbols = _symbols(frozenset(probed)) if probed else frozenset()
     with KernelTypes(library) as types:
         present = {target for target in targets.values() if types.has_function(target)}
         lsm_passed_over = not all(types.has_function(name) for name in _TWO_WAYS_IN)
+    required = _required(part, probes=bool(probed))
     attached: dict[str, str | None] = {}
     for program, name, _ in programs:
         target = targets.get(name)
         attached[name] = None
-        if target is not None and target not in present:
+        if target in probed and target not in symbols:
+            attached[name] = f"no {target} among the symbols of the kernel and its modules"
+        elif target is not None and target not in probed and target not in present:
             attached[name] = (
                 f"no {target} in the type information (BTF) of the kernel, {', '.join(MODULES)}"
             )
-            if name in _REQUIRED[part]:
-                raise BpfError(
-                    f"{part.name.lower()}: {attached[name]}; is amdgpu loaded, and "
-                    "built with CONFIG_DEBUG_INFO_BTF_MODULES?"
-                )
-            library.skip_program(program)
         elif name == _LSM and lsm_passed_over:
             attached[name] = "this kernel would pass it over for others while it sleeps for one"
-            library.skip_program(program)
+        if attached[name] is None:
+            continue
+        if name in required:
+            raise BpfError(
+                f"{part.name.lower()}: {attached[name]}; is amdgpu loaded, and "
+                "built with CONFIG_DEBUG_INFO_BTF_MODULES?"
+            )
+        library.skip_program(program)
+    if probed and all(attached[name] is not None for name in _REQUIRED_ONE_OF):
+        raise BpfError(f"ledger: {attached[min(_REQUIRED_ONE_OF)]}; is it amdgpu that is loaded?")
     return attached
+
+
+def _required(part: _Part, *, probes: bool) -> frozenset[str]:
+    return _REQUIRED_PROBES if probes else _REQUIRED[part]
+
+
+def _symbols(wanted: frozenset[str]) -> frozenset[str]:
+    """Those of these functions that the kernel and its modules have (/proc/kallsyms)."""
+    found = {name.decode() for name in _SYMBOL.findall(Path("/proc/kallsyms").read_bytes())}
+    return wanted & found
 
 
 def _attach(
     library: Libbpf, opened: int, links: Path, part: _Part, attached: dict[str, str | None]
 ) -> None:
     """Attach and pin each; what may be missing is noted, not fatal."""
+    required = _required(part, probes="bo_init" in attached)
     for program, name, _ in library.programs(opened):
         if attached[name] is not None:
             continue
         try:
             library.attach_pinned(program, name, links / (part.prefix + name))
         except BpfError as error:
-            if name in _REQUIRED[part]:
+            if name in required:
                 raise
             attached[name] = str(error)
 

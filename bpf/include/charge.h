@@ -153,4 +153,23 @@ static __always_inline void give_back_current(void)
 	caller->asked = 0;
 }
 
+/* Of the caller's cgroups with a share of this GPU, the innermost that is limited; 0: none. */
+static __always_inline __u64 limited_by(__u64 gpu)
+{
+	struct owners tenants_found = {}, owners = {};
+	__u64 innermost = 0;
+	__u32 i;
+
+	find_tenants(&tenants_found);
+	find_owners(&tenants_found, gpu, &owners);
+	for (i = 0; i < MAX_OWNERS && i < owners.count; i++) {
+		struct ledger_key key = { .cgroup = owners.cgroup[i], .gpu = gpu };
+		struct limit *limit = bpf_map_lookup_elem(&limits, &key);
+
+		if (limit && limit->bytes != NO_LIMIT)
+			innermost = key.cgroup;
+	}
+	return innermost;
+}
+
 #endif

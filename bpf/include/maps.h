@@ -103,6 +103,8 @@ struct caller {
 	__u32 creating; /* inside amdgpu_bo_create */
 	__u32 kind;
 	__u32 in_vram; /* the buffer being made was asked to lie in VRAM */
+	__u64 size; /* of the buffer being made, where only its beginning tells */
+	__u64 placing; /* a buffer that is getting a place in VRAM */
 	__u32 asked; /* the gate let the call under way pass, for what is reserved and no more */
 };
 

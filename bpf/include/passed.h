@@ -3,6 +3,7 @@
 #ifndef RINGFENCE_PASSED_H
 #define RINGFENCE_PASSED_H
 
+#include "amdgpu_ioctl.h"
 #include "charge.h"
 
 /*
@@ -61,6 +62,63 @@ static __always_inline __u64 innermost_tenant(const struct owners *tenants_found
 	__u32 last = tenants_found->count < MAX_OWNERS ? tenants_found->count : MAX_OWNERS;
 
 	return last ? tenants_found->cgroup[(last - 1) & (MAX_OWNERS - 1)] : 0;
+}
+
+/* The import that the gate let pass is of another container's buffer after all. */
+static __always_inline int judge_imported(__u64 key, __u32 nr)
+{
+	struct refusal why = { .nr = nr };
+	struct owners tenants_found = {};
+	struct holding *buffer;
+	struct caller *caller;
+
+	if (!switched(POLICY_REFUSE_IMPORTS) || !acts(PART_LEDGER) || !present(PART_GATE))
+		return 0;
+	caller = current_caller(0);
+	if (!caller || !caller->asked)
+		return 0;
+	find_tenants(&tenants_found);
+	buffer = foreign_buffer(key, &tenants_found);
+	if (!buffer)
+		return 0;
+	why.cgroup = innermost_tenant(&tenants_found);
+	why.gpu = buffer->owners.gpu;
+	why.asked = buffer->size;
+	punish(&why);
+	return 0;
+}
+
+static __always_inline int judge_kfd_import(const void *data)
+{
+	struct kfd_ioctl_import_dmabuf_args args = {};
+	struct file *file;
+
+	if (bpf_probe_read_kernel(&args, sizeof(args), data))
+		return 0;
+	file = file_at(args.dmabuf_fd);
+	return file ? judge_imported(buffer_key(file), AMDKFD_IOC_IMPORT_DMABUF_NR) : 0;
+}
+
+/*
+ * Who opened a DRM file, for the gate to know it by when it is passed on. The address of one that
+ * was closed while no ledger was attached is written anew, or cleared, by its next user.
+ */
+static __always_inline void record_client(__u64 client)
+{
+	struct owners tenants_found = {};
+	__u64 opener;
+
+	find_tenants(&tenants_found);
+	opener = innermost_tenant(&tenants_found);
+	if (!opener)
+		bpf_map_delete_elem(&clients, &client);
+	else if (bpf_map_update_elem(&clients, &client, &opener, BPF_ANY))
+		count(UNRECORDED_CLIENT);
+}
+
+static __always_inline void forget_client(__u64 client)
+{
+	bpf_map_delete_elem(&clients, &client);
 }
 
 #endif

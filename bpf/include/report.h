@@ -73,6 +73,16 @@ static __always_inline bool switched(__u32 which)
 	return value && *(volatile __u32 *)value;
 }
 
+/* For what has been done already and cannot be refused any more. */
+static __always_inline void punish(struct refusal *why)
+{
+	bool spared = switched(POLICY_SPARE_SWITCHED) || bpf_send_signal(SIGKILL);
+
+	why->reason = spared ? SWITCHED_SPARED : SWITCHED_KILLED;
+	count(why->reason);
+	report(why);
+}
+
 /* The two words in one load, so that a hand-over is never seen half done. */
 static __always_inline bool acts(__u32 part)
 {

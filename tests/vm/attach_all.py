@@ -15,15 +15,20 @@ OBJECTS = Path(loader.__file__).parent
 
 
 def attach_all() -> dict[str, object]:
-    """{"gate"|"ledger": {program: None | why not}, "self_test": bool, "seconds": float}."""
+    """{"gate"|"ledger"|"probes": {program: None | why not}, "self_test": bool, "seconds": float}.
+
+    ``probes`` is the ledger for a driver without type information, here on one that has it.
+    """
     subprocess.run(["modprobe", "amdgpu"], check=True)
     before = time.monotonic()
     gate = loader.load_gate(OBJECTS / "gate.bpf.o")
     ledger = loader.load_ledger(OBJECTS / "ledger.bpf.o")
     seconds = time.monotonic() - before
+    probes = loader.load_ledger(OBJECTS / "ledger_probes.bpf.o")
     result = {
         "gate": dict(gate.attached),
         "ledger": dict(ledger.attached),
+        "probes": dict(probes.attached),
         "self_test": gate.self_test(),
         "seconds": round(seconds, 2),
     }

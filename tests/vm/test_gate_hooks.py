@@ -1,25 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gate where "bpf" is no active security module: fmod_ret alone asks.
+"""The gate and the ledger in the second best way: no security module, no type information.
 
-The virtual nodes of the other tests have it active, as the kernel's own default is.
+The virtual nodes of the other tests have both.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from tests.testbed.vm import NodeOptions, run_vm
+from tests.testbed.vm import NodeOptions, VmResult, run_vm
 
 _PYTEST = ("python3", "-m", "pytest", "-p", "no:cacheprovider")
 _TESTS = "TheByte or WordsNoLibrary or TheRecord or WhoIsAsked or takes_over_what_is_held"
 
 
-@pytest.mark.vm
-def test_without_the_security_module_the_gate_holds_by_fmod_ret() -> None:
+def _gate_tests(which: str, node: NodeOptions) -> VmResult:
     result = run_vm(
-        [*_PYTEST, "-q", "-k", _TESTS, "tests/vm/guest/test_gate.py"],
-        NodeOptions(kernel="nodmem", gpus=2, lsm="capability"),
-        timeout_s=400,
+        [*_PYTEST, "-q", "-k", which, "tests/vm/guest/test_gate.py"], node, timeout_s=400
     )
     print(result.stdout.decode())
+    return result
+
+
+@pytest.mark.vm
+def test_without_the_security_module_the_gate_holds_by_fmod_ret() -> None:
+    result = _gate_tests(_TESTS, NodeOptions(kernel="nodmem", gpus=2, lsm="capability"))
+    assert result.returncode == 0, result.stderr.decode()
+
+
+@pytest.mark.vm
+@pytest.mark.parametrize("kernel", ["dmem", "nodmem"])
+def test_a_driver_without_type_information_is_followed_by_probes(kernel: str) -> None:
+    which = f"{_TESTS} or WhoIsHeld or EverythingComesBack"
+    result = _gate_tests(which, NodeOptions(kernel=kernel, gpus=2, module_btf=False))
     assert result.returncode == 0, result.stderr.decode()

@@ -78,3 +78,7 @@ def test_unloading_removes_links_maps_and_directories_but_not_another_schema(
 
 def test_the_self_test_call_is_let_through_where_no_gate_is_attached() -> None:
     assert loader._ioctl_errno(1) not in (0, loader._SELF_TEST_ERRNO)
+
+
+def test_only_functions_the_kernel_has_are_found_among_its_symbols() -> None:
+    assert loader._symbols(frozenset({"vfs_read", "vfs_read_no_such"})) == {"vfs_read"}

@@ -104,7 +104,8 @@ class Node:
 def loaded_parts() -> Iterator[loader.Gate]:
     """The gate and the ledger, taken away again with all they left."""
     gate = loader.load_gate(OBJECTS / "gate.bpf.o", PINS)
-    loader.load_ledger(OBJECTS / "ledger.bpf.o", PINS)
+    ledger = loader.load_ledger(OBJECTS / "ledger.bpf.o", PINS)
+    assert ledger.by_probes != Path("/sys/kernel/btf/amdgpu").exists()
     yield gate
     loader.unload(PINS)
     assert not PINS.exists()

@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * The ledger's entries, from a buffer's making to its end, however the driver's functions that say
+ * so are come by.
+ */
+#ifndef RINGFENCE_FOLLOW_H
+#define RINGFENCE_FOLLOW_H
+
+#include "amdgpu_ioctl.h"
+#include "charge.h"
+
+/* A buffer is about to be made by the caller, for the caller. */
+static __always_inline void begin_buffer(__u64 gpu, __u32 type, __u32 domain)
+{
+	struct owners tenants_found = {}, to = {};
+	struct caller *caller;
+
+	if (!find_tenants(&tenants_found) || !find_owners(&tenants_found, gpu, &to))
+		return;
+	caller = current_caller(BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (!caller) {
+		count(UNRECORDED_BUFFER);
+		return;
+	}
+	caller->creating_for = to;
+	caller->kind = type == ttm_bo_type_kernel ? HOLDING_KERNEL : HOLDING_REQUESTED;
+	caller->in_vram = !!(domain & AMDGPU_GEM_DOMAIN_VRAM);
+	caller->creating = 1;
+}
+
+/* A buffer that was asked for in VRAM: its reservation becomes its charge, at its true size. */
+static __always_inline void settle(struct caller *caller, __u64 size)
+{
+	struct change by = { .requested = size };
+
+	if (!caller->reserved) {
+		/* Memory for SVM, or arguments switched after the gate had read them. */
+		count(UNRESERVED);
+	} else if (caller->reserved_for.gpu != caller->creating_for.gpu) {
+		give_back(caller);
+		count(UNRESERVED);
+	} else {
+		by.reserved = -(__s64)caller->reserved;
+		by.requested -= caller->reserved;
+		/* The very cgroups that were charged, should the task have moved since. */
+		caller->creating_for = caller->reserved_for;
+		caller->reserved = 0;
+		if (by.requested > 0)
+			count(SETTLED_UP);
+		else if (by.requested < 0)
+			count(SETTLED_DOWN);
+	}
+	by.buffers = 1;
+	apply_change(&caller->creating_for, &by);
+}
+
+static __always_inline void record_buffer(struct caller *caller, __u64 key, __u64 size)
+{
+	struct holding holding = { .size = size, .kind = caller->kind };
+	struct change by = { .buffers = 1 };
+
+	if (caller->kind == HOLDING_REQUESTED && !caller->in_vram)
+		return;
+	if (holding.kind == HOLDING_REQUESTED)
+		settle(caller, holding.size);
+	else
+		apply_change(&caller->creating_for, &by);
+	holding.owners = caller->creating_for;
+	/* Without an entry nobody gives the bytes back: the tenant keeps the charge, we count it. */
+	if (bpf_map_update_elem(&buffers, &key, &holding, BPF_NOEXIST))
+		count(UNRECORDED_BUFFER);
+	else
+		populate(POPULATION_BUFFERS, 1);
+}
+
+/* 1: it was on record. */
+static __always_inline int end_buffer(__u64 key)
+{
+	struct change by = { .buffers = -1 };
+	struct holding *found, holding;
+
+	found = bpf_map_lookup_elem(&buffers, &key);
+	if (!found)
+		return 0;
+	holding = *found;
+	if (bpf_map_delete_elem(&buffers, &key))
+		return 0;
+	populate(POPULATION_BUFFERS, -1);
+	if (holding.kind == HOLDING_REQUESTED)
+		by.requested = -(__s64)holding.size;
+	apply_change(&holding.owners, &by);
+	return 1;
+}
+
+static __always_inline void change_residence(const struct holding *of, __s64 size)
+{
+	struct change by = {};
+
+	if (of->kind == HOLDING_KERNEL)
+		by.page_tables = size;
+	else
+		by.resident = size;
+	apply_change(&of->owners, &by);
+}
+
+static __noinline int leave_vram(__u64 key)
+{
+	struct holding *found = bpf_map_lookup_elem(&resources, &key), holding;
+
+	if (!found)
+		return 0;
+	holding = *found;
+	if (bpf_map_delete_elem(&resources, &key))
+		return 0;
+	populate(POPULATION_RESOURCES, -1);
+	change_residence(&holding, -(__s64)holding.size);
+	return 1;
+}
+
+/* A resource in VRAM, for a buffer on record or for the one the caller is just making. */
+static __always_inline void enter_vram(__u64 key, __u64 bo, __u64 size)
+{
+	struct holding holding = { .size = size }, *buffer;
+	struct caller *caller;
+
+	buffer = bpf_map_lookup_elem(&buffers, &bo);
+	if (buffer) {
+		holding.owners = buffer->owners;
+		holding.kind = buffer->kind;
+	} else {
+		/* Its first resource, inside amdgpu_bo_create: not on record before the exit. */
+		caller = current_caller(0);
+		if (!caller || !caller->creating)
+			return;
+		holding.owners = caller->creating_for;
+		holding.kind = caller->kind;
+	}
+	/* Left over from a free nobody saw, while no ledger was attached. */
+	if (leave_vram(key))
+		count(STALE_HOLDING);
+	if (bpf_map_update_elem(&resources, &key, &holding, BPF_NOEXIST)) {
+		count(UNRECORDED_RESOURCE);
+		return;
+	}
+	populate(POPULATION_RESOURCES, 1);
+	change_residence(&holding, holding.size);
+}
+
+#endif

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * The same ledger for a driver without type information, as one is that was built outside the
+ * kernel's tree (amdgpu-dkms, whose TTM is called amdttm): by kprobes on the driver's symbols.
+ *
+ * Nothing tells where members are, so only those are read that have been at the front of their
+ * structure since Linux 5.10; and nothing is taken from return values, because return probes are
+ * too few for many callers at once. A buffer is on record from the entry of TTM's initialisation,
+ * which ends in amdgpu_bo_destroy() should it fail.
+ */
+#include <linux/ptrace.h>
+
+#include "demand.h"
+#include "follow.h"
+#include "passed.h"
+
+char LICENSE[] SEC("license") = "GPL";
+
+/* drivers/gpu/drm/amd/amdgpu/amdgpu.h: dev, pdev, ddev ... */
+#define AMDGPU_DEVICE_PDEV 8
+/* amdgpu_object.h: size, byte_align, bo_ptr_size, domain, preferred_domain, flags, type ... */
+struct bo_param {
+	__u64 size;
+	__u32 byte_align;
+	__u32 bo_ptr_size;
+	__u32 domain;
+	__u32 preferred_domain;
+	__u64 flags;
+	__u32 type;
+};
+
+static __always_inline __u64 gpu_at(__u64 adev)
+{
+	struct pci_dev *pdev = NULL;
+	struct pci_sysdata *host;
+
+	if (bpf_probe_read_kernel(&pdev, sizeof(pdev), (const void *)(adev + AMDGPU_DEVICE_PDEV)))
+		return 0;
+	host = BPF_CORE_READ(pdev, bus, sysdata);
+	return (__u64)BPF_CORE_READ(host, domain) << 16 |
+	       (__u64)BPF_CORE_READ(pdev, bus, number) << 8 | (BPF_CORE_READ(pdev, devfn) & 0xff);
+}
+
+/* amdgpu_bo_create(): GDS, GWS and OA count units of one page each. */
+static __always_inline __u64 buffer_size(const struct bo_param *bp)
+{
+	if (bp->domain & (AMDGPU_GEM_DOMAIN_GWS | AMDGPU_GEM_DOMAIN_OA))
+		return bp->size << PAGE_SHIFT;
+	if (bp->domain & AMDGPU_GEM_DOMAIN_GDS)
+		return ALIGN_UP(bp->size, 4) << PAGE_SHIFT;
+	return ALIGN_UP(bp->size, PAGE_SIZE);
+}
+
+SEC("kprobe/amdgpu_bo_create")
+int BPF_KPROBE(bo_create, __u64 adev, void *param)
+{
+	struct bo_param bp = {};
+	struct caller *caller;
+
+	if (!acts(PART_LEDGER) || bpf_probe_read_kernel(&bp, sizeof(bp), param))
+		return 0;
+	begin_buffer(gpu_at(adev), bp.type, bp.domain);
+	caller = current_caller(0);
+	if (caller && caller->creating)
+		caller->size = buffer_size(&bp);
+	return 0;
+}
+
+/* More than the gate let pass, by the driver's own copy: see judge_copy() in ledger.bpf.c. */
+static __always_inline void judge_buffer(struct caller *caller)
+{
+	struct refusal why = { .asked = caller->size, .used = caller->reserved };
+
+	if (!caller->asked || caller->kind != HOLDING_REQUESTED || !caller->in_vram ||
+	    !present(PART_GATE))
+		return;
+	caller->asked = 0;
+	why.gpu = caller->creating_for.gpu;
+	if (caller->size <= caller->reserved && why.gpu == caller->reserved_for.gpu)
+		return;
+	why.cgroup = limited_by(why.gpu);
+	if (why.cgroup)
+		punish(&why);
+}
+
+static __noinline int made(__u64 tbo)
+{
+	struct caller *caller;
+
+	if (!acts(PART_LEDGER))
+		return 0;
+	caller = current_caller(0);
+	if (!caller || !caller->creating)
+		return 0;
+	caller->creating = 0;
+	judge_buffer(caller);
+	/* Left over from an end nobody saw, while no ledger was attached. */
+	if (end_buffer(tbo))
+		count(STALE_HOLDING);
+	record_buffer(caller, tbo, caller->size);
+	return 0;
+}
+
+SEC("kprobe/ttm_bo_init_reserved")
+int BPF_KPROBE(bo_init, void *device, __u64 tbo)
+{
+	return made(tbo);
+}
+
+SEC("kprobe/amdttm_bo_init_reserved")
+int BPF_KPROBE(bo_init_dkms, void *device, __u64 tbo)
+{
+	return made(tbo);
+}
+
+SEC("kprobe/amdgpu_bo_destroy")
+int BPF_KPROBE(bo_destroy, __u64 tbo)
+{
+	if (acts(PART_LEDGER))
+		end_buffer(tbo);
+	return 0;
+}
+
+/* Only VRAM comes from here; what TTM begins next for this buffer is its resource. */
+SEC("kprobe/amdgpu_vram_mgr_new")
+int BPF_KPROBE(vram_new, void *manager, __u64 tbo)
+{
+	struct caller *caller;
+
+	if (!acts(PART_LEDGER) || !bpf_map_lookup_elem(&buffers, &tbo))
+		return 0;
+	/* Moves run in kernel threads as well. */
+	caller = current_caller(BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (caller)
+		caller->placing = tbo;
+	else
+		count(UNRECORDED_RESOURCE);
+	return 0;
+}
+
+static __noinline int placed(__u64 tbo, __u64 resource)
+{
+	struct holding *buffer;
+	struct caller *caller;
+
+	if (!acts(PART_LEDGER))
+		return 0;
+	caller = current_caller(0);
+	if (!caller || caller->placing != tbo)
+		return 0;
+	caller->placing = 0;
+	buffer = bpf_map_lookup_elem(&buffers, &tbo);
+	if (buffer)
+		enter_vram(resource, tbo, buffer->size);
+	return 0;
+}
+
+SEC("kprobe/ttm_resource_init")
+int BPF_KPROBE(resource_init, __u64 tbo, const void *place, __u64 resource)
+{
+	return placed(tbo, resource);
+}
+
+SEC("kprobe/amdttm_resource_init")
+int BPF_KPROBE(resource_init_dkms, __u64 tbo, const void *place, __u64 resource)
+{
+	return placed(tbo, resource);
+}
+
+SEC("kprobe/ttm_resource_fini")
+int BPF_KPROBE(resource_fini, void *manager, __u64 resource)
+{
+	if (acts(PART_LEDGER))
+		leave_vram(resource);
+	return 0;
+}
+
+SEC("kprobe/amdttm_resource_fini")
+int BPF_KPROBE(resource_fini_dkms, void *manager, __u64 resource)
+{
+	if (acts(PART_LEDGER))
+		leave_vram(resource);
+	return 0;
+}
+
+SEC("kprobe/kfd_ioctl_import_dmabuf")
+int BPF_KPROBE(kfd_import_copy, void *filep, void *process, const void *data)
+{
+	return judge_kfd_import(data);
+}
+
+SEC("kprobe/amdgpu_gem_prime_import")
+int BPF_KPROBE(prime_import, void *dev, struct dma_buf *shared)
+{
+	return judge_imported((__u64)BPF_CORE_READ(shared, priv), DRM_PRIME_FD_TO_HANDLE_NR);
+}
+
+SEC("kprobe/amdgpu_driver_open_kms")
+int BPF_KPROBE(drm_opened, void *dev, __u64 file)
+{
+	if (acts(PART_LEDGER))
+		record_client(file);
+	return 0;
+}
+
+SEC("kprobe/amdgpu_driver_postclose_kms")
+int BPF_KPROBE(drm_closed, void *dev, __u64 file)
+{
+	if (acts(PART_LEDGER))
+		forget_client(file);
+	return 0;
+}
+
+/* Where every call the gate looked at ends, and all others too: they find nothing to give back. */
+SEC("fexit/__x64_sys_ioctl")
+int BPF_PROG(ioctl_end)
+{
+	if (acts(PART_LEDGER))
+		give_back_current();
+	return 0;
+}
+
+SEC("fexit/__ia32_compat_sys_ioctl")
+int BPF_PROG(ioctl_compat_end)
+{
+	if (acts(PART_LEDGER))
+		give_back_current();
+	return 0;
+}
