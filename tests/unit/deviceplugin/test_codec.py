@@ -158,6 +158,7 @@ REGISTERED = st.builds(
     cu_per_wgp=st.integers(1, 2),
     compute_queues=st.integers(0, 64),
     xgmi_peers=st.lists(PLAIN, max_size=3).map(lambda peers: tuple(sorted(peers))),
+    partition_profile=st.sampled_from(["", "cpx_nps4"]),
 )
 
 
