@@ -35,8 +35,7 @@ static __always_inline enum device device_of(struct file *file)
 	if (owner) {
 		if (bpf_probe_read_kernel(&name, sizeof(name), &owner->name))
 			return FOREIGN;
-		/* "amdgpu" and its terminator; little endian. */
-		if ((name & 0x00ffffffffffffffULL) != 0x0000757067646d61ULL)
+		if (!is_amdgpu(name))
 			return FOREIGN;
 	} else if (!bpf_map_lookup_elem(&builtin_majors, &major)) {
 		return FOREIGN;

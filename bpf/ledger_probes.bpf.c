@@ -211,6 +211,25 @@ int BPF_KPROBE(drm_closed, void *dev, __u64 file)
 	return 0;
 }
 
+/*
+ * Probes do not keep a module from being unloaded, and are not back when it is: without this the
+ * gate would go on reserving for a ledger that sees nothing. With no ledger acting, it refuses.
+ */
+SEC("tp_btf/module_free")
+int BPF_PROG(driver_gone, struct module *module)
+{
+	__u32 part = PART_LEDGER;
+	__u64 name = 0, *both;
+
+	if (!acts(PART_LEDGER) || bpf_probe_read_kernel(&name, sizeof(name), &module->name) ||
+	    !is_amdgpu(name))
+		return 0;
+	both = bpf_map_lookup_elem(&active, &part);
+	if (both)
+		*(volatile __u64 *)both = 0;
+	return 0;
+}
+
 /* Where every call the gate looked at ends, and all others too: they find nothing to give back. */
 SEC("fexit/__x64_sys_ioctl")
 int BPF_PROG(ioctl_end)

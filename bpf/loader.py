@@ -309,6 +309,10 @@ class Maps:
             filled[name] = (used, self._maps[name].entries)
         return filled
 
+    def ledger_acts(self) -> bool:
+        """False before one was loaded, and after the driver went from under one of probes."""
+        return self._acting(_Part.LEDGER) != (0, 0)
+
     def set_policy(self, wanted: decode.Policy) -> None:
         """Holds from the next call on, and stays when this process ends."""
         for index, word in decode.pack_policy(wanted).items():

@@ -76,8 +76,9 @@ class KernelLayers:
 
     def attach(self) -> None:
         """Attach what waits for the driver: the ledger, and a gate that had to go without it."""
-        if self.maps is None or self.ledger != "none":
+        if self.maps is None or (self.ledger != "none" and self._ledger_acts()):
             return
+        self.ledger = "none"
         try:
             ledger = loader.load_ledger(self._objects / "ledger.bpf.o", self._pins)
         except (BpfError, OSError) as error:
@@ -175,13 +176,20 @@ class KernelLayers:
             with suppress(BpfError, OSError):
                 self.maps = loader.open_maps(self._pins)
 
+    def _ledger_acts(self) -> bool:
+        """False where the driver was unloaded from under a ledger that does not hold its module."""
+        try:
+            return self.maps is not None and self.maps.ledger_acts()
+        except (BpfError, OSError):
+            return True
+
     def _go_without_ledger(self) -> None:
         """The gate refuses everything to limited callers while no ledger gives anything back.
 
         That is right until the driver is there, and for ever wrong with a driver the ledger cannot
         be attached to: dmem has to do alone then.
         """
-        if any(self._pins.glob("*/ledger_*")):
+        if any(self._pins.glob("*/ledger_*")) and self._ledger_acts():
             self.ledger = "bo"  # a predecessor's goes on
             return
         if self._gate is None or not (self._sys / _DRIVER).is_dir():

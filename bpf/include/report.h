@@ -5,6 +5,12 @@
 
 #include "maps.h"
 
+/* The first 8 bytes of a module's name: "amdgpu" and its terminator, little endian. */
+static __always_inline bool is_amdgpu(__u64 name)
+{
+	return (name & 0x00ffffffffffffffULL) == 0x0000757067646d61ULL;
+}
+
 static __always_inline void count(__u32 counter)
 {
 	__u64 *value = bpf_map_lookup_elem(&counters, &counter);

@@ -15,9 +15,8 @@ _TESTS = "TheByte or WordsNoLibrary or TheRecord or WhoIsAsked or takes_over_wha
 
 
 def _gate_tests(which: str, node: NodeOptions) -> VmResult:
-    result = run_vm(
-        [*_PYTEST, "-q", "-k", which, "tests/vm/guest/test_gate.py"], node, timeout_s=400
-    )
+    files = ["tests/vm/guest/test_gate.py", "tests/vm/guest/test_gate_reload.py"]
+    result = run_vm([*_PYTEST, "-q", "-k", which, *files], node, timeout_s=400)
     print(result.stdout.decode())
     return result
 
@@ -31,6 +30,6 @@ def test_without_the_security_module_the_gate_holds_by_fmod_ret() -> None:
 @pytest.mark.vm
 @pytest.mark.parametrize("kernel", ["dmem", "nodmem"])
 def test_a_driver_without_type_information_is_followed_by_probes(kernel: str) -> None:
-    which = f"{_TESTS} or WhoIsHeld or EverythingComesBack"
+    which = f"{_TESTS} or WhoIsHeld or EverythingComesBack or reload"
     result = _gate_tests(which, NodeOptions(kernel=kernel, gpus=2, module_btf=False))
     assert result.returncode == 0, result.stderr.decode()

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from bpf import loader
+from bpf.libbpf import BpfError
 from enforcer import layers
 from enforcer.layers import KernelLayers
 from enforcer.model import Layer, LayerState, Why
@@ -42,6 +44,31 @@ def test_without_maps_there_is_nothing_to_read_and_nothing_fails(kernel: KernelL
     kernel.set_gpus({5: 1}, {128: 1})
     kernel.close()
     assert (kernel.map_fill, kernel.problems) == ((), {})
+
+
+class LedgerMaps(loader.Maps):
+    """Pinned maps that say whether a ledger acts."""
+
+    def __init__(self, acts: bool | BpfError) -> None:
+        self._acts = acts
+
+    def ledger_acts(self) -> bool:
+        if isinstance(self._acts, BpfError):
+            raise self._acts
+        return self._acts
+
+
+@pytest.mark.parametrize(
+    ("acts", "ledger"), [(True, "bo"), (BpfError("unreadable"), "bo"), (False, "none")]
+)
+def test_a_ledger_is_attached_again_only_when_its_driver_went_from_under_it(
+    kernel: KernelLayers, acts: bool | BpfError, ledger: str
+) -> None:
+    kernel.maps = LedgerMaps(acts)
+    kernel.ledger = "bo"
+    kernel.attach()  # there is no object to attach here
+    assert kernel.ledger == ledger
+    assert ("ledger" in kernel.problems) == (ledger == "none")
 
 
 def test_a_switched_off_gate_says_so(kernel: KernelLayers) -> None:
