@@ -15,7 +15,8 @@ OBJECTS = Path(loader.__file__).parent
 
 
 def attach_all() -> dict[str, object]:
-    """{"gate"|"ledger"|"probes": {program: None | why not}, "self_test": bool, "seconds": float}.
+    """{"gate"|"ledger"|"probes": {program: None | why not}, "self_test": bool, "seconds": float,
+    "vramsnoop": exit status, "left_behind": [path], "holders": references on the driver}.
 
     ``probes`` is the ledger for a driver without type information, here on one that has it.
     """
@@ -33,6 +34,8 @@ def attach_all() -> dict[str, object]:
         "seconds": round(seconds, 2),
     }
     gate.unload()
+    snoop = [sys.executable, "-m", "bpf.tools.vramsnoop", "--duration", "0.5"]
+    result["vramsnoop"] = subprocess.run(snoop, check=False, stdout=subprocess.DEVNULL).returncode
     result["left_behind"] = [str(path) for path in Path("/sys/fs/bpf").rglob("*")]
     result["holders"] = _holders_after_release()
     return result

@@ -37,5 +37,6 @@ def test_every_program_attaches_to_the_unmodified_driver(kernel: str) -> None:
         assert {name for name, why in report[part].items() if why is not None} == expected
         assert len(report[part]) > len(expected)
     assert report["self_test"] is True
+    assert report["vramsnoop"] == 0
     assert report["left_behind"] == []
     assert report["holders"] == 0

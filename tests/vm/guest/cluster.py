@@ -62,16 +62,23 @@ class Cluster:
         )
 
     def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self._open.close()
+            raise
+        return self
+
+    def _start(self) -> None:
         self._open.callback(self.api.close)
         self.kubelet.start()
         self._open.callback(self.kubelet.stop)
-        self.enforcer.start()
         self._open.callback(_end, self.enforcer)
-        self.plugin.spawn()
+        self.enforcer.start()
         self._open.callback(_end, self.plugin)
+        self.plugin.spawn()
         wait_for("healthy devices in kubelet's view", self._offered, 180)
         wait_for("the node annotation", lambda: self.registered() != [])
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._open.close()
