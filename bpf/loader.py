@@ -171,12 +171,9 @@ class Maps:
             os.close(pinned.fd)
         self._maps.clear()
 
-    def _items(self, name: str) -> Iterator[tuple[bytes, bytes]]:
+    def _items(self, name: str) -> list[tuple[bytes, bytes]]:
         pinned = self._maps[name]
-        for key in self._lib.keys(pinned.fd, pinned.key_size, pinned.entries):
-            value = self._lib.lookup(pinned.fd, key, pinned.value_size)
-            if value is not None:
-                yield key, value
+        return self._lib.items(pinned.fd, pinned.key_size, pinned.value_size, pinned.entries)
 
     def set_limit(self, cgroup: int, gpu: int, size: int | None) -> None:
         """What the cgroup may hold of the GPU, in bytes; None: accounted, not limited."""
@@ -267,7 +264,7 @@ class Maps:
                 self._lib.update(
                     fd, decode.U32.pack(number), decode.U64.pack(gpu), f"{name}: {number}"
                 )
-            for key, _ in list(self._items(name)):
+            for key, _ in self._items(name):
                 if decode.U32.unpack(key)[0] not in wanted:
                     self._lib.delete(fd, key)
 
@@ -278,7 +275,7 @@ class Maps:
             self._lib.update(
                 fd, decode.U32.pack(major), decode.U32.pack(1), f"builtin_majors: {major}"
             )
-        for key, _ in list(self._items("builtin_majors")):
+        for key, _ in self._items("builtin_majors"):
             if decode.U32.unpack(key)[0] not in majors:
                 self._lib.delete(fd, key)
 
@@ -299,8 +296,7 @@ class Maps:
     def fill(self) -> dict[str, tuple[int, int]]:
         """Map -> (entries used, entries it has room for)."""
         filled = {
-            name: (sum(1 for _ in self._items(name)), self._maps[name].entries)
-            for name in _COUNTED_BY_KEYS
+            name: (len(self._items(name)), self._maps[name].entries) for name in _COUNTED_BY_KEYS
         }
         population = self._maps["population"]
         for index, name in enumerate(("buffers", "resources")):

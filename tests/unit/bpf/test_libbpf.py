@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
 
-from bpf.libbpf import BpfError, Libbpf
+from bpf.libbpf import BpfError, Libbpf, unpreempted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -72,3 +73,36 @@ def test_a_map_that_is_not_pinned_is_named(library: Libbpf, tmp_path: Path) -> N
 
 def test_possible_cpus_are_at_least_one(library: Libbpf) -> None:
     assert library.possible_cpus() >= 1
+
+
+class TestUnpreempted:
+    def test_no_ordinary_task_comes_between_and_afterwards_all_is_as_before(self) -> None:
+        before = os.sched_getscheduler(0)
+        with unpreempted():
+            assert os.sched_getscheduler(0) == os.SCHED_FIFO | os.SCHED_RESET_ON_FORK
+        assert os.sched_getscheduler(0) == before
+
+    def test_an_error_inside_ends_it_as_well(self) -> None:
+        before = os.sched_getscheduler(0)
+        with pytest.raises(BpfError), unpreempted():
+            raise BpfError("inside")
+        assert os.sched_getscheduler(0) == before
+
+    def test_without_the_right_it_goes_on_as_it_was(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refused(*_: object) -> None:
+            raise PermissionError(1, "Operation not permitted")
+
+        before = os.sched_getscheduler(0)
+        monkeypatch.setattr(os, "sched_setscheduler", refused)
+        with unpreempted():
+            assert os.sched_getscheduler(0) == before
+
+    def test_a_task_that_is_real_time_already_keeps_its_priority(self) -> None:
+        before = os.sched_getscheduler(0)
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(2))
+        try:
+            with unpreempted():
+                assert os.sched_getparam(0).sched_priority == 2
+            assert os.sched_getparam(0).sched_priority == 2
+        finally:
+            os.sched_setscheduler(0, before, os.sched_param(0))
