@@ -8,7 +8,7 @@ creator although nobody there has a handle any more.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from enforcer.model import Container, ContainerUsage, Usage
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
 
     from enforcer.host.drm import DrmClient
-    from enforcer.model import Limit, PodCgroup, Protection, Slice
+    from enforcer.host.kfd import KfdActivity
+    from enforcer.model import Activity, Limit, PodCgroup, Protection, Slice
 
 DRIFT_BOUND = 2 << 20
 """Bytes by which the sources may differ without a word: the span of one GPU page table."""
@@ -44,6 +45,8 @@ class Processes:
     """Bytes of VRAM asked of KFD, by process and BDF."""
     clients: Mapping[int, Sequence[DrmClient]]
     """The DRM clients that each process has a descriptor of."""
+    activity: Mapping[int, Mapping[str, KfdActivity]] = field(default_factory=dict)
+    """What they do by KFD's count, by process and BDF."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,7 @@ class Checked:
     observed: Observed
     escaped: int | None
     drift: int | None
+    activity: Activity | None = None
 
 
 class LedgerRow(Protocol):
@@ -156,7 +160,8 @@ def container_usage(
     ``owners`` are the cgroups by id, ``checked`` what was found when the sources were last
     compared.
     """
-    pods = {one.pod_uid: one for one in slices}
+    named = {one.key: one for one in slices}
+    pods = {one.pod_uid: one for one in named.values()}
     rows = []
     for limit in limits:
         owner = owners[limit.cgroup_id]
@@ -174,6 +179,8 @@ def container_usage(
                 drift=found.drift,
             )
         protection = protections.get(limit.key)
+        own = named.get((uid, name))
+        shares = () if own is None else own.shares
         rows.append(
             ContainerUsage(
                 namespace=one.namespace,
@@ -185,6 +192,8 @@ def container_usage(
                 limit=limit.vram_bytes,
                 usage=usage,
                 layers=() if protection is None else protection.layers,
+                cus=next((share.cus for share in shares if share.bdf == limit.bdf), None),
+                activity=None if found is None else found.activity,
             )
         )
     return rows

@@ -251,6 +251,26 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class Activity:
+    """What the processes of one cgroup do on one GPU; None is not told by this GPU or kernel.
+
+    Times only grow, also when a process ends. They count from the container's start, or from this
+    enforcer's if that is later.
+    """
+
+    cu_occupancy: int | None = None
+    """Compute units that its waves kept busy at the last look."""
+    queues: int | None = None
+    """KFD queues that it has."""
+    evicted_seconds: float | None = None
+    """Sum over its processes: KFD had its queues stopped to make room for others."""
+    sdma_seconds: float | None = None
+    """Sum over its KFD processes: SDMA engines at work for it."""
+    engines: tuple[tuple[str, float], ...] = ()
+    """(engine as in fdinfo's ``drm-engine-``, seconds at work for its DRM clients)."""
+
+
+@dataclass(frozen=True, slots=True)
 class GpuLoad:
     """What one GPU is doing as a whole; None is not reported by this GPU."""
 
@@ -280,6 +300,10 @@ class ContainerUsage:
     """None: whole GPU."""
     usage: Usage
     layers: tuple[LayerState, ...]
+    cus: str | None = None
+    """CU id list of its slice, as ``Share.cus``; None is every CU, and so it is for a pod."""
+    activity: Activity | None = None
+    """None until its processes were first looked at."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ def read_processes(
         problems.extend(unread)
     clients: dict[int, list[drm.DrmClient]] = {}
     asked: dict[int, dict[str, int]] = {}
+    activity: dict[int, dict[str, kfd.KfdActivity]] = {}
     bdfs = {gpu.kfd_id: gpu.bdf for gpu in gpus}
     every = sorted(set().union(*pids.values()))
     for done, pid in enumerate(every):
@@ -51,6 +52,7 @@ def read_processes(
         problems.extend(unread)
         try:
             sizes = kfd.process_vram(roots.sys, pid)
+            doing = kfd.process_activity(roots.sys, pid) if sizes else {}
         except FileError as error:
             problems.append(str(error))
             continue
@@ -60,4 +62,9 @@ def read_processes(
                 # Partitions of one GPU have ids of their own.
                 bdf = bdfs[gpu_id]
                 asked[pid][bdf] = asked[pid].get(bdf, 0) + size
-    return Processes(pids, asked, clients), problems
+        activity[pid] = {}
+        for gpu_id, one in doing.items():
+            if gpu_id in bdfs:
+                before = activity[pid].get(bdfs[gpu_id], kfd.KfdActivity())
+                activity[pid][bdfs[gpu_id]] = before + one
+    return Processes(pids, asked, clients, activity), problems

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from audit_hook.ledger import LedgerError
 from bpf.decode import LedgerUsage
 from enforcer.accounting import DRIFT_BOUND, Checked, compare, observe
+from enforcer.activity import Activities
 from enforcer.hookfiles import hooked
 from enforcer.host import dmem
 from enforcer.host.files import FileError, FileVanished
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from enforcer.hookfiles import HookFiles
     from enforcer.host.roots import Roots
     from enforcer.layers import KernelLayers
-    from enforcer.model import Container, Limit, Slice
+    from enforcer.model import Activity, Container, Limit, Slice
 
 _SECONDS = 5.0
 """Between two looks at a pod, if there is time."""
@@ -62,6 +63,7 @@ class Sources:
         self._kernel = kernel
         self._devices = devices
         self._hook = hook
+        self._activities = Activities()
         self._looks: dict[str, _Look] = {}
 
     def look(
@@ -83,6 +85,8 @@ class Sources:
         for limit in wanted:
             pods.setdefault(_pod(owners[limit.cgroup_id]).uid, []).append(limit)
         self._looks = {uid: look for uid, look in self._looks.items() if uid in pods}
+        self._activities.keep(wanted)
+        gpus = {gpu.bdf: gpu for gpu in self._devices.gpus}
         end = time.monotonic() + _BUDGET
         read: dict[str, tuple[Processes, list[str]]] = {}
         for uid in self._due(now, pods):
@@ -106,6 +110,7 @@ class Sources:
                     before,
                     after,
                     last.checked.get(limit.key) if (last := self._looks.get(uid)) else None,
+                    self._activities.look(limit, processes, gpus.get(limit.bdf)),
                 )
                 for limit in pods[uid]
             }
@@ -188,9 +193,10 @@ def _check(
     before: Readings,
     after: Mapping[tuple[int, int], LedgerRow] | None,
     last: Checked | None,
+    activity: Activity,
 ) -> Checked:
     if before.ledger is None or after is None:
-        return Checked(hook, observed, None, None)
+        return Checked(hook, observed, None, None, activity)
     escaped, drift = compare(
         before.ledger.get(limit.key, _NOTHING),
         after.get(limit.key, _NOTHING),
@@ -200,7 +206,7 @@ def _check(
     if last is not None and drift is None:
         # A look that cannot tell leaves what the one before told.
         escaped, drift = last.escaped, last.drift
-    return Checked(hook, observed, escaped, drift)
+    return Checked(hook, observed, escaped, drift, activity)
 
 
 def _hook(books: _Books, owner: Container | PodCgroup, gpu: int) -> int | None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from enforcer.api import enforcer_pb2 as pb
 from enforcer.model import (
+    Activity,
     ContainerUsage,
     Gpu,
     GpuLoad,
@@ -141,6 +142,8 @@ def usage_to_pb(row: ContainerUsage) -> pb.ContainerUsage:
             drift=usage.drift,
         ),
         layers=[layer_to_pb(state) for state in row.layers],
+        cus=row.cus,
+        activity=None if row.activity is None else activity_to_pb(row.activity),
     )
 
 
@@ -169,6 +172,28 @@ def usage_from_pb(message: pb.ContainerUsage) -> ContainerUsage:
             drift=_known(usage, "drift", usage.drift),
         ),
         layers=tuple(layer_from_pb(state) for state in message.layers),
+        cus=_known(message, "cus", message.cus),
+        activity=activity_from_pb(message.activity) if message.HasField("activity") else None,
+    )
+
+
+def activity_to_pb(activity: Activity) -> pb.Activity:
+    return pb.Activity(
+        cu_occupancy=activity.cu_occupancy,
+        queues=activity.queues,
+        evicted_seconds=activity.evicted_seconds,
+        sdma_seconds=activity.sdma_seconds,
+        engines=dict(activity.engines),
+    )
+
+
+def activity_from_pb(message: pb.Activity) -> Activity:
+    return Activity(
+        cu_occupancy=_known(message, "cu_occupancy", message.cu_occupancy),
+        queues=_known(message, "queues", message.queues),
+        evicted_seconds=_known(message, "evicted_seconds", message.evicted_seconds),
+        sdma_seconds=_known(message, "sdma_seconds", message.sdma_seconds),
+        engines=tuple(sorted(message.engines.items())),
     )
 
 

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING
 from enforcer.host.files import FileError, FileVanished, optional, read_int, read_line, read_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
 _MINOR = re.compile(r"(card|renderD)(\d+)")
 _BDF = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _MOST_DESCRIPTORS = 4096
+_ENGINE = "drm-engine-"
 _UNITS = {None: 1, "KiB": 1 << 10, "MiB": 1 << 20}
 
 
@@ -71,6 +72,8 @@ class DrmClient:
     shared: int | None = None
     requested: int | None = None
     evicted: int | None = None
+    engines: tuple[tuple[str, int], ...] = ()
+    """(engine, nanoseconds at work for it); an engine it never used is left out."""
 
 
 def devices(sys: Path) -> tuple[list[DrmDevice], list[str]]:
@@ -137,6 +140,7 @@ def parse_fdinfo(text: str, where: str) -> DrmClient | None:
         shared=_memory(fields, "drm-shared-vram", where),
         requested=_memory(fields, "amd-requested-vram", where),
         evicted=_memory(fields, "amd-evicted-vram", where),
+        engines=tuple(_engines(fields, where)),
     )
 
 
@@ -229,6 +233,16 @@ def _memory(fields: Mapping[str, str], key: str, where: str) -> int | None:
     if factor is None or not (number.isascii() and number.isdecimal()):
         raise FileError(f"{where}: {key}: expected bytes, KiB or MiB, found {fields[key]!r}")
     return int(number) * factor
+
+
+def _engines(fields: Mapping[str, str], where: str) -> Iterator[tuple[str, int]]:
+    for key, value in fields.items():
+        if not key.startswith(_ENGINE) or key.startswith(f"{_ENGINE}capacity-"):
+            continue
+        number, _, unit = value.partition(" ")
+        if unit.strip() != "ns" or not (number.isascii() and number.isdecimal()):
+            raise FileError(f"{where}: {key}: expected nanoseconds, found {value!r}")
+        yield key.removeprefix(_ENGINE), int(number)
 
 
 def _hexadecimal(path: Path) -> int:

@@ -91,6 +91,64 @@ def process_vram(sys: Path, pid: int) -> dict[int, int]:
     return vram
 
 
+@dataclass(frozen=True, slots=True)
+class KfdActivity:
+    """What one process does on one GPU, by KFD's count; None is a file this kernel has not."""
+
+    cu_occupancy: int | None = None
+    evicted_ms: int | None = None
+    sdma_us: int | None = None
+    queues: int = 0
+
+    def __add__(self, other: KfdActivity) -> KfdActivity:
+        return KfdActivity(
+            _sum(self.cu_occupancy, other.cu_occupancy),
+            _sum(self.evicted_ms, other.evicted_ms),
+            _sum(self.sdma_us, other.sdma_us),
+            self.queues + other.queues,
+        )
+
+
+def process_activity(sys: Path, pid: int) -> dict[int, KfdActivity]:
+    """What a process does on each GPU, by ``gpu_id``; further contexts (7.x) are added up.
+
+    Reading the occupancy asks the GPU's registers: not on every pass. A process that exits while
+    being read does nothing. Raises FileError for a count that is no number.
+    """
+    found: dict[int, KfdActivity] = {}
+    pending = [sys / "class/kfd/kfd/proc" / str(pid)]
+    try:
+        while pending:
+            directory = pending.pop()
+            for name in os.listdir(directory):  # noqa: PTH208 - on every process, often
+                kind, _, number = name.partition("_")
+                path = directory / name
+                if kind == "context" and number.isdecimal():
+                    pending.append(path)
+                elif kind == "sdma" and number.isdecimal():
+                    _add(found, int(number), KfdActivity(sdma_us=optional(read_int, path)))
+                elif kind == "stats" and number.isdecimal():
+                    evicted = optional(read_int, path / "evicted_ms")
+                    occupancy = optional(read_int, path / "cu_occupancy")
+                    _add(found, int(number), KfdActivity(occupancy, evicted))
+            for queue in _numbered(directory / "queues"):
+                if (gpu_id := optional(read_int, queue / "gpuid")) is not None:
+                    _add(found, gpu_id, KfdActivity(queues=1))
+    except (FileVanished, FileNotFoundError):
+        return {}
+    except OSError as error:
+        raise FileError(f"{directory}: cannot list: {error.strerror}") from error
+    return found
+
+
+def _add(found: dict[int, KfdActivity], gpu_id: int, more: KfdActivity) -> None:
+    found[gpu_id] = found.get(gpu_id, KfdActivity()) + more
+
+
+def _sum(one: int | None, other: int | None) -> int | None:
+    return other if one is None else one if other is None else one + other
+
+
 def _node(directory: Path) -> KfdNode:
     gpu_id = read_int(directory / "gpu_id")
     properties = read_map(directory / "properties")

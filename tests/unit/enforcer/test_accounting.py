@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+from dataclasses import replace
+
 import pytest
 
 from bpf.decode import LedgerUsage
@@ -14,6 +16,7 @@ from enforcer.accounting import (
 )
 from enforcer.host.drm import DrmClient
 from enforcer.model import (
+    Activity,
     Container,
     ContainerKind,
     ContainerUsage,
@@ -181,3 +184,14 @@ class TestCompare:
         most = self.ROW.peak + self.ROW.page_tables
         assert self._ask(most + DRIFT_BOUND, None, after) == (None, None)
         assert self._ask(most + DRIFT_BOUND + 1, None, after) == (None, DRIFT_BOUND + 1)
+
+
+def test_a_row_names_the_compute_units_of_its_slice_and_what_it_does() -> None:
+    activity = Activity(3, 1, 0.0, 0.0)
+    share = Share(GPU, 4096, cus="0-3,8")
+    checked = {LIMIT.key: Checked(None, Observed(), None, None, activity)}
+    limits = [POD_LIMIT, LIMIT]
+    one = replace(SLICE, shares=(Share("0000:43:00.0", 1, cus="9"), share))
+    pod, row = container_usage(limits, OWNERS, [one], Readings(None, {}), {}, checked)
+    assert (pod.cus, row.cus) == (None, "0-3,8")
+    assert (pod.activity, row.activity) == (None, activity)

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from enforcer.api import convert
 from enforcer.api import enforcer_pb2 as pb
 from enforcer.model import (
+    Activity,
     ContainerUsage,
     Gpu,
     GpuLoad,
@@ -69,6 +70,14 @@ USAGES = st.builds(
     escaped=_maybe(S64),
     drift=_maybe(S64),
 )
+ACTIVITIES = st.builds(
+    Activity,
+    cu_occupancy=_maybe(U32),
+    queues=_maybe(U32),
+    evicted_seconds=_maybe(FLOAT),
+    sdma_seconds=_maybe(FLOAT),
+    engines=st.dictionaries(TEXT, FLOAT, max_size=3).map(lambda one: tuple(sorted(one.items()))),
+)
 INCIDENTS = st.builds(
     Incident,
     time=FLOAT,
@@ -95,6 +104,8 @@ ROWS = st.builds(
     limit=_maybe(U64),
     usage=USAGES,
     layers=st.lists(ANY_LAYER, max_size=3).map(tuple),
+    cus=_maybe(TEXT),
+    activity=_maybe(ACTIVITIES),
 )
 SUPPORTS = st.builds(
     HostSupport,

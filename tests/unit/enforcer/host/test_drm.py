@@ -204,3 +204,23 @@ def test_only_descriptors_of_drm_devices_are_read(tmp_path: Path) -> None:
     clients, problems = drm.clients(tmp_path, [1])
     assert [client.client for client in clients] == [3]
     assert problems == []
+
+
+def test_engine_times_are_nanoseconds_and_capacities_are_none() -> None:
+    text = (
+        "drm-driver:\tamdgpu\ndrm-client-id:\t1\ndrm-pdev:\t0000:03:00.0\n"
+        "drm-engine-gfx:\t1234 ns\ndrm-engine-enc_1:\t5 ns\ndrm-engine-capacity-gfx:\t2\n"
+    )
+    client = drm.parse_fdinfo(text, "x")
+    assert client is not None
+    assert client.engines == (("gfx", 1234), ("enc_1", 5))
+
+
+@pytest.mark.parametrize("value", ["12", "12 us", "-1 ns", "x ns", ""])
+def test_an_engine_time_of_another_shape_is_an_error(value: str) -> None:
+    text = (
+        "drm-driver:\tamdgpu\ndrm-client-id:\t1\ndrm-pdev:\t0000:03:00.0\n"
+        f"drm-engine-gfx:\t{value}\n"
+    )
+    with pytest.raises(FileError, match="expected nanoseconds"):
+        drm.parse_fdinfo(text, "x")

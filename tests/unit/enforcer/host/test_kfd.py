@@ -98,3 +98,42 @@ def test_a_count_that_is_no_number_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "class/kfd/kfd/proc/2/vram_3").write_text("many\n")
     with pytest.raises(FileError, match="vram_3:1"):
         kfd.process_vram(tmp_path, 2)
+
+
+def _activity_files(sys: Path, pid: int, **files: object) -> None:
+    for name, value in files.items():
+        path = sys / f"class/kfd/kfd/proc/{pid}" / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{value}\n")
+
+
+def test_what_a_process_does_is_read_by_gpu(tmp_path: Path) -> None:
+    _activity_files(
+        tmp_path, 7, sdma_5=1500, stats_5__evicted_ms=20, stats_5__cu_occupancy=76, vram_5=0,
+        queues__0__gpuid=5, queues__1__gpuid=5, queues__2__gpuid=6, stats_6__evicted_ms=0,
+    )  # fmt: skip
+    assert kfd.process_activity(tmp_path, 7) == {
+        5: kfd.KfdActivity(76, 20, 1500, 2),
+        6: kfd.KfdActivity(None, 0, None, 1),
+    }
+
+
+def test_further_contexts_of_a_process_are_added(tmp_path: Path) -> None:
+    _activity_files(
+        tmp_path, 7, sdma_5=1, context_1__sdma_5=2, context_1__queues__0__gpuid=5,
+        context_1__stats_5__cu_occupancy=3,
+    )  # fmt: skip
+    assert kfd.process_activity(tmp_path, 7) == {5: kfd.KfdActivity(3, None, 3, 1)}
+
+
+def test_a_process_without_kfd_does_nothing(tmp_path: Path) -> None:
+    assert kfd.process_activity(tmp_path, 7) == {}
+
+
+@pytest.mark.parametrize(
+    "name", ["sdma_5", "stats_5__evicted_ms", "stats_5__cu_occupancy", "queues__0__gpuid"]
+)
+def test_an_activity_that_is_no_number_is_an_error(tmp_path: Path, name: str) -> None:
+    _activity_files(tmp_path, 7, **{name: "many"})
+    with pytest.raises(FileError, match="expected an integer"):
+        kfd.process_activity(tmp_path, 7)
