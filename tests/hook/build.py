@@ -52,13 +52,32 @@ def build_thunk(out: Path, *, headers_of_6: Path | None = None) -> None:
     flags = ["-fPIC", "-shared"]
     if headers_of_6 is not None:
         sources.append(thunk / "since_6.c")
-        _cc(*flags, "-I/usr/include/libdrm", "-Wl,-soname,libdrm_amdgpu.so.1", thunk / "drm.c",
-            "-o", out / "libdrm_amdgpu.so.1")  # fmt: skip
+        _build_drm(out)
         flags += ["-isystem", str(headers_of_6), "-DROCR_6"]
+    sources.append(thunk / "consumer.c")
     script = f"-Wl,--version-script={thunk / 'exports.map'}"
     _cc(*flags, "-Wl,-soname,libhsakmt.so.1", script, *sources, "-lpthread", "-o",
         out / "libhsakmt.so.1")  # fmt: skip
     _cc("-fPIC", "-shared", thunk / "kernel.c", "-o", out / "libkernel.so")
+
+
+def _build_drm(out: Path) -> None:
+    _cc("-fPIC", "-shared", "-I/usr/include/libdrm", "-Wl,-soname,libdrm_amdgpu.so.1",
+        _HERE / "thunk" / "drm.c", "-o", out / "libdrm_amdgpu.so.1")  # fmt: skip
+
+
+def build_driver(out: Path) -> None:
+    """Build the stand-in driver, for ROCr that has its thunk inside."""
+    out.mkdir()
+    _build_drm(out)
+    # AMD's own builds ask for it without a version.
+    (out / "libdrm_amdgpu.so").symlink_to("libdrm_amdgpu.so.1")
+    # KFD's uapi header includes drm/drm.h, which Debian has in another place.
+    include = out / "include"
+    include.mkdir()
+    (include / "drm").symlink_to("/usr/include/libdrm")
+    sources = [*sorted((_HERE / "driver").glob("*.c")), _HERE / "thunk" / "consumer.c"]
+    _cc("-fPIC", "-shared", f"-I{include}", *sources, "-lpthread", "-o", out / "libdriver.so")
 
 
 def build(root: Path) -> Path:

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 
 from audit_hook.slice import GpuShare, SliceFile, format_slice
 
+from . import sysfs
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -40,7 +42,18 @@ mkdir -p proc dev srv tmp run/ringfence/ledger usr/local/ringfence usr/local/thu
 # Unpacked packages have no base-files, which makes these links.
 [ -e lib ] || ln -s usr/lib lib
 [ -e lib64 ] || ln -s usr/lib64 lib64
-mount --rbind /dev dev
+if [ -d "$ROOT/machine" ]; then
+  mount -t tmpfs tmpfs dev
+  for name in null zero full random urandom tty; do
+    : > "dev/$name"
+    mount --bind "/dev/$name" "dev/$name"
+  done
+  mkdir -m 1777 dev/shm
+  cp -r "$ROOT/machine/." .
+  mount --rbind /sys/devices/system sys/devices/system
+else
+  mount --rbind /dev dev
+fi
 mount -t proc proc proc
 cp -r "$UPPER/ringfence" etc/
 mount --bind "$ROOT/ledger" run/ringfence/ledger
@@ -49,7 +62,9 @@ mount --bind "$ROOT/tmp" tmp
 mount --bind "$BUILT/hook" usr/local/ringfence
 mount --bind "$THUNK" usr/local/thunk
 mount --bind "$BUILT/programs" usr/local/programs
-exec chroot . /usr/bin/busybox env -i "$@"
+box=usr/bin/busybox
+[ -e "$box" ] || box=bin/busybox
+exec chroot . "/$box" env -i "$@"
 """
 
 _ENTER = """
@@ -128,6 +143,19 @@ class Container:
     def ledger(self) -> Path:
         """The container's ledger directory on the node."""
         return self.root / "ledger"
+
+    def add_machine(self, gpus: int = 1, vram_mib: int = 8192) -> None:
+        """Device files and a sysfs for ROCr that has its thunk inside; only in a `rootfs`."""
+        machine = self.root / "machine"
+        sysfs.write(machine, gpus, vram_mib * MIB)
+        (machine / "sys/devices/system").mkdir()
+        self.env |= {
+            "LD_PRELOAD": str(THUNK / "libdriver.so"),
+            "THUNK_GPUS": str(gpus),
+            "THUNK_VRAM": str(vram_mib * MIB),
+            # The address library asserts on a made-up chip.
+            "HSA_DISABLE_IMAGE": "1",
+        }
 
     def give(
         self,

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 HEADERS = ("libhsa-runtime-dev",)
 
+_SUITES = ("bullseye", "bookworm", "trixie", "sid", "experimental")
+
+_BASE = ("libc6", "libstdc++6", "libgcc-s1", "zlib1g", "busybox-static")
+
 TRIXIE_ROCM = (
     *("libamdhip64-5", "libhsa-runtime64-1", "libamd-comgr2", "libhsakmt-dev", "busybox-static"),
     *("libc6", "libstdc++6", "libgcc-s1", "libdrm2", "libllvm17t64", "libelf1t64", "zlib1g"),
@@ -23,9 +27,31 @@ TRIXIE_ROCM = (
 )
 """HIP 5.7.1 and ROCr 6.1.2 with what they load, and one static program to start others."""
 
+_ROCR_INSIDE = (*_BASE, "libhsa-runtime64-1", "libdrm2", "libelf1t64", "libnuma1", "libzstd1")
+
+SID_ROCR = _ROCR_INSIDE
+"""ROCr 6.4, which has its thunk inside. Its libdrm-amdgpu1 is left out for the stand-in."""
+
+_COMPILER = ("libamd-comgr3", "libxml2-16", "libedit2", "libtinfo6", "libffi8", "libbsd0", "libmd0")
+
+SID_HIP = (*_ROCR_INSIDE, "libamdhip64-6", *_COMPILER, "liblzma5", "libz3-4", "libllvm21")
+"""HIP 6.4 too, and the compiler it does not start without."""
+
+EXPERIMENTAL_HIP = (
+    *(f"{name}/sid" for name in (*_BASE, "libdrm2", "libelf1t64", "libnuma1", "libzstd1")),
+    *(f"{name}/sid" for name in (*_COMPILER[1:], "liblzma5", "libz3-4", "libllvm22")),
+    *("libhsa-runtime64-1", "libamdhip64-7", "libamd-comgr3", "librocprofiler-register-0"),
+)
+"""HIP 7.2 and ROCr 7.2, on sid's C library."""
+
+BOOKWORM_BASE = _BASE
+"""What AMD's own builds need of a distribution."""
+
 
 def unpacked(suite: str, packages: Sequence[str]) -> Path:
-    """A directory with the files of these packages of a suite; nothing is installed.
+    """A directory with the files of these packages of a suite, or of that behind a slash.
+
+    Nothing is installed.
 
     Raises StepError where the archive does not have them.
     """
@@ -33,13 +59,13 @@ def unpacked(suite: str, packages: Sequence[str]) -> Path:
     report = Report()
     step = Step("hook packages", report, cache.root / "logs" / "hook-packages.log")
     step.log.parent.mkdir(parents=True, exist_ok=True)
-    archive = apt.open_archive(cache, step, refresh=False)
+    archive = apt.open_archive(cache, step, refresh=False, name="apt-hook", suites=_SUITES)
 
     def make(into: Path, step: Step) -> None:
         fetched = into / "packages"
         fetched.mkdir()
         environment = {"APT_CONFIG": str(archive.root / "apt.conf"), "LC_ALL": "C"}
-        names = [f"{name}/{suite}" for name in packages]
+        names = [name if "/" in name else f"{name}/{suite}" for name in packages]
         step.run(["apt-get", "download", *names], cwd=fetched, env=environment)
         for package in sorted(fetched.glob("*.deb")):
             apt.unpack(package, into / "root", step)

@@ -68,7 +68,7 @@ def test_a_wider_global_mask_neither_widens_nor_crashes(container: Container) ->
 
 def test_a_mask_reset_brings_back_the_slice_not_the_card(container: Container) -> None:
     container.give_mib(4096, cus="0-15")
-    result = container.hip("reset", program="streams")
+    result = container.hip(program="queue")
     assert result.lines == ["queue 0", "set 0", f"mask 0 {SLICE}"]
 
 
@@ -140,7 +140,7 @@ def test_pairs_of_a_work_group_processor_are_kept_whole(container: Container) ->
 
 def test_a_mask_without_a_cu_of_this_gpu_makes_no_queue_and_says_so(container: Container) -> None:
     container.give_mib(4096, cus="200-210")
-    result = container.hip("reset", program="streams")
+    result = container.hip(program="queue")
     assert result.lines == [f"queue {0x1008}"]
     assert (
         "ringfence: the slice's compute units are none that this gfx90a with 104 has" in result.err
@@ -149,7 +149,7 @@ def test_a_mask_without_a_cu_of_this_gpu_makes_no_queue_and_says_so(container: C
 
 def test_hamis_mask_variable_holds_where_there_is_no_slice_file(container: Container) -> None:
     env = {"HSA_CU_MASK": "0:0-15", "HIP_DEVICE_MEMORY_LIMIT_0": "2g"}
-    result = container.hip("reset", program="streams", env=env)
+    result = container.hip(program="queue", env=env)
     assert result.lines == ["queue 0", "set 0", f"mask 0 {SLICE}"]
 
 
@@ -157,7 +157,7 @@ def test_a_pods_mask_variable_wins_over_its_processs(container: Container) -> No
     container.env["HSA_CU_MASK"] = "0:0-15"
     pod = ["--pid", "--fork", "--mount-proc", "--kill-child"]
     for change in ("HSA_CU_MASK=0:0-103", "-u HSA_CU_MASK", "HSA_CU_MASK_SKIP_INIT=1"):
-        command = f"env {change} {PROGRAMS / 'streams'} reset; :"
+        command = f"env {change} {PROGRAMS / 'queue'}; :"
         result = container.run("sh", "-c", command, unshare=pod)
         assert result.lines == ["queue 0", "set 0", f"mask 0 {SLICE}"]
 

@@ -115,10 +115,10 @@ def distribution_source(sources: Iterable[Source], distribution: Distribution) -
     )
 
 
-def rewritten(source: Source, suites: Sequence[str]) -> str:
-    """A .sources file: the same archive and keyring, other suites, binary packages of `main`."""
+def rewritten(source: Source, suites: Sequence[str], types: str = "deb") -> str:
+    """A .sources file: the same archive and keyring, other suites, packages of `main`."""
     lines = [
-        "Types: deb",
+        f"Types: {types}",
         f"URIs: {' '.join(source.uris)}",
         f"Suites: {' '.join(suites)}",
         "Components: main",
@@ -210,6 +210,22 @@ class Archive:
             raise StepError(f"package {name}: not in the archive's index")
         return parse_package(text)
 
+    def show_source(self, name: str) -> Package:
+        """A source package; `depends` is empty. Raises StepError if the index has none."""
+        text = self._cache("showsrc", "--only-source", name)
+        if not text:
+            raise StepError(f"source package {name}: not in the archive's index")
+        return parse_package(text)
+
+    def download_source(self, package: Package, into: Path, step: Step) -> Path:
+        """Fetch a source package (verified against the signed index); its .dsc file."""
+        into.mkdir(parents=True, exist_ok=True)
+        wanted = f"{package.name}={package.version}"
+        step.say(f"downloading the source of {wanted}")
+        fetch = ["apt-get", "source", "--download-only", "--only-source", wanted]
+        step.run(fetch, cwd=into, env=self._environment())
+        return _file_of(into, package.name, "dsc")
+
     def download(self, names: Sequence[str], into: Path, step: Step) -> list[Path]:
         """Fetch packages (verified against the signed index) without installing them."""
         into.mkdir(parents=True, exist_ok=True)
@@ -269,17 +285,29 @@ class Archive:
         ).stdout
 
 
-def open_archive(cache: Cache, step: Step, *, refresh: bool, root: Path = Path("/")) -> Archive:
-    """The machine's archive with an index no older than a day, or fetched now if `refresh`."""
+def open_archive(
+    cache: Cache,
+    step: Step,
+    *,
+    refresh: bool,
+    root: Path = Path("/"),
+    name: str = "apt",
+    suites: Sequence[str] = (),
+) -> Archive:
+    """The machine's archive with an index no older than a day, or fetched now if `refresh`.
+
+    `suites` are others than the kernels' own, in an index of that `name`.
+    """
     if shutil.which("apt-get") is None:
         raise StepError("apt-get is not there: the testbed needs Debian or Ubuntu")
-    archive = Archive(cache.root / "apt")
-    with cache.lock("apt", step) as holding:
+    archive = Archive(cache.root / name)
+    with cache.lock(name, step) as holding:
         age = archive.age_s()
         if refresh or age is None or age > _INDEX_AGE_S:
             distribution = parse_os_release((root / "etc/os-release").read_text())
             source = distribution_source(machine_sources(root / "etc/apt"), distribution)
-            archive.fetch_index(rewritten(source, suites_in_reach(distribution)), holding)
+            wanted = suites or suites_in_reach(distribution)
+            archive.fetch_index(rewritten(source, wanted), holding)
     return archive
 
 
@@ -320,8 +348,8 @@ def _fields(stanza: str) -> dict[str, str]:
     return fields
 
 
-def _file_of(directory: Path, name: str) -> Path:
-    found = sorted(directory.glob(f"{name}_*.deb"))
+def _file_of(directory: Path, name: str, kind: str = "deb") -> Path:
+    found = sorted(directory.glob(f"{name}_*.{kind}"))
     if len(found) != 1:
-        raise StepError(f"{directory}: expected one file {name}_*.deb, found {len(found)}")
+        raise StepError(f"{directory}: expected one file {name}_*.{kind}, found {len(found)}")
     return found[0]

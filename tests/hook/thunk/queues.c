@@ -8,98 +8,40 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define MAX_QUEUES     1024
-#define PACKET_BYTES   64
-#define PACKET_SIGNAL  56 /* offset of the completion signal's handle */
-#define SIGNAL_VALUE   8 /* offset of a signal's value */
-#define PACKET_INVALID 1
+#include "consumer.h"
 
-struct queue {
-	char *ring;
-	HSAuint64 packets;
-	HSAuint64 *written;
-	HSAuint64 *read;
-	void *doorbell;
-};
+#define DOORBELL_BYTES 8192
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct queue queues[MAX_QUEUES];
+static void *doorbells[CONSUMER_MAX_QUEUES];
 static HSAuint64 queue_count;
-static bool consumer_runs;
-
-static bool consume(struct queue *queue)
-{
-	HSAuint64 at = __atomic_load_n(queue->read, __ATOMIC_ACQUIRE);
-	HSAuint64 end = __atomic_load_n(queue->written, __ATOMIC_ACQUIRE);
-	bool any = false;
-
-	for (; at < end; at++) {
-		char *packet = queue->ring + at % queue->packets * PACKET_BYTES;
-		HSAuint16 *header = (HSAuint16 *)packet;
-		HSAuint64 signal;
-
-		if ((__atomic_load_n(header, __ATOMIC_ACQUIRE) & 0xff) == PACKET_INVALID)
-			break;
-		signal = *(HSAuint64 *)(packet + PACKET_SIGNAL);
-		if (signal)
-			__atomic_fetch_sub((HSAint64 *)(signal + SIGNAL_VALUE), 1,
-					   __ATOMIC_SEQ_CST);
-		__atomic_store_n(header, PACKET_INVALID, __ATOMIC_RELEASE);
-		__atomic_store_n(queue->read, at + 1, __ATOMIC_RELEASE);
-		any = true;
-	}
-	return any;
-}
-
-static void *consumer(void *unused)
-{
-	(void)unused;
-	for (;;) {
-		bool any = false;
-
-		pthread_mutex_lock(&lock);
-		for (HSAuint64 i = 0; i < queue_count; i++)
-			if (queues[i].ring)
-				any |= consume(&queues[i]);
-		pthread_mutex_unlock(&lock);
-		if (!any)
-			usleep(100);
-	}
-	return NULL;
-}
 
 HSAKMT_STATUS hsaKmtCreateQueue(HSAuint32 node, HSA_QUEUE_TYPE type, HSAuint32 percentage,
 				HSA_QUEUE_PRIORITY priority, void *ring, HSAuint64 size,
 				HsaEvent *event, HsaQueueResource *resource)
 {
 	HSAKMT_STATUS status = HSAKMT_STATUS_NO_MEMORY;
-	pthread_t thread;
 	char *doorbell;
 
 	(void)percentage;
 	(void)event;
-	doorbell = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	doorbell = mmap(NULL, DOORBELL_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+			-1, 0);
 	if (doorbell == MAP_FAILED)
 		return status;
 	pthread_mutex_lock(&lock);
-	if (queue_count < MAX_QUEUES) {
-		struct queue *queue = &queues[queue_count++];
-
-		queue->doorbell = doorbell;
+	if (queue_count < CONSUMER_MAX_QUEUES) {
+		doorbells[queue_count++] = doorbell;
 		resource->QueueId = queue_count;
 		resource->Queue_DoorBell_aql = (HSAuint64 *)doorbell;
 		if (type == HSA_QUEUE_COMPUTE_AQL) {
-			queue->packets = size / PACKET_BYTES;
-			queue->written = resource->Queue_write_ptr_aql;
-			queue->read = resource->Queue_read_ptr_aql;
-			queue->ring = ring;
+			consumer_start(queue_count, ring, size,
+				       (uint64_t *)resource->Queue_write_ptr_aql,
+				       (uint64_t *)resource->Queue_read_ptr_aql);
 		} else {
 			resource->Queue_write_ptr = (HSAuint32 *)(doorbell + 1024);
 			resource->Queue_read_ptr = (HSAuint32 *)(doorbell + 2048);
 		}
-		if (!consumer_runs)
-			consumer_runs = !pthread_create(&thread, NULL, consumer, NULL) &&
-					!pthread_detach(thread);
 		status = HSAKMT_STATUS_SUCCESS;
 		thunk_log("queue id=%llu node=%u type=%d priority=%d\n",
 			  (unsigned long long)resource->QueueId, node, type, (int)priority);
@@ -123,8 +65,8 @@ HSAKMT_STATUS hsaKmtDestroyQueue(HSA_QUEUEID id)
 {
 	pthread_mutex_lock(&lock);
 	if (id && id <= queue_count) {
-		queues[id - 1].ring = NULL;
-		munmap(queues[id - 1].doorbell, 8192);
+		consumer_stop(id);
+		munmap(doorbells[id - 1], DOORBELL_BYTES);
 	}
 	pthread_mutex_unlock(&lock);
 	return HSAKMT_STATUS_SUCCESS;
