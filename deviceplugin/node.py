@@ -7,13 +7,13 @@ Both are kept as they should be.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from typing import TYPE_CHECKING
 
 from deviceplugin.apiserver import ApiServerError
 from deviceplugin.codec import NODE_REGISTER
 from deviceplugin.devices import register_value
+from deviceplugin.follower import Follower
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,8 +44,8 @@ def capacity_of(devices: Iterable[Device]) -> dict[str, str]:
     }
 
 
-class Publisher:
-    """One thread that writes the annotation when it differs from the devices on offer."""
+class Publisher(Follower):
+    """Writes the annotation when it differs from the devices on offer."""
 
     def __init__(
         self,
@@ -62,24 +62,15 @@ class Publisher:
         ``groups`` own the device nodes: pods that are not root's need them as supplemental groups,
         and find them in an annotation of the node.
         """
+        super().__init__("publish-node", cache)
         self._register = register
         self._groups = groups
         self._api = api
-        self._cache = cache
         self._offer = offer
         self._capacity = capacity
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="publish-node", daemon=True)
-
-    def start(self) -> None:
-        """Start publishing."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop; the annotation stays."""
-        self._stopping.set()
-        self._cache.wake()
-        self._thread.join(timeout=10)
+        self._checked = float("-inf")
+        self._retry = float("-inf")
+        self._trouble = ""
 
     def publish(self, *, fresh: bool) -> bool:
         """Write the annotation if the node has another, True if so; ``fresh`` asks the server.
@@ -111,22 +102,22 @@ class Publisher:
         patch = {"status": {"capacity": dict(sums), "allocatable": dict(sums)}}
         self._cache.absorb_node(self._api.patch_node_status(patch, _CALL_SECONDS))
 
-    def _run(self) -> None:
-        checked = float("-inf")
-        trouble = ""
-        while not self._stopping.is_set():
-            seen = self._cache.version
-            fresh = time.monotonic() - checked >= _CHECK_SECONDS
-            try:
-                if self.publish(fresh=fresh):
-                    _log.info("the node's annotations published")
-                if fresh:
-                    checked = time.monotonic()
-                trouble = ""
-            except ApiServerError as error:
-                if str(error) != trouble:
-                    trouble = str(error)
-                    _log.warning("%s: %s; trying again", NODE_REGISTER, error)
-                self._stopping.wait(_RETRY_SECONDS)
-                continue
-            self._cache.wait_change(seen, _CHECK_SECONDS)
+    def work(self) -> float:
+        """Publish if needed."""
+        now = time.monotonic()
+        if now < self._retry:
+            return self._retry - now
+        fresh = now - self._checked >= _CHECK_SECONDS
+        try:
+            if self.publish(fresh=fresh):
+                _log.info("the node's annotations published")
+        except ApiServerError as error:
+            if str(error) != self._trouble:
+                self._trouble = str(error)
+                _log.warning("%s: %s; trying again", NODE_REGISTER, error)
+            self._retry = time.monotonic() + _RETRY_SECONDS
+            return _RETRY_SECONDS
+        if fresh:
+            self._checked = now
+        self._trouble = ""
+        return _CHECK_SECONDS

@@ -9,12 +9,12 @@ pod's object is gone, or when kubelet's record agrees.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from deviceplugin.apiserver import ApiServerError
+from deviceplugin.follower import Follower
 from deviceplugin.recover import lost_slices, whole_slices
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from enforcer.model import Slice
 
 _EVERY_SECONDS = 5.0
+_PAUSE_SECONDS = 1.0
+"""Between two looks, however often the cache changes."""
 _YOUNG_SECONDS = 5.0
 """A slice this young may be ahead of kubelet's own record."""
 _CALL_SECONDS = 5.0
@@ -47,40 +49,35 @@ def gone_pods(
     ``pods`` is by UID, as the API server has them; ``held`` is kubelet's record, None if it cannot
     be read.
     """
+    of_pod: dict[str, list[Slice]] = {}
+    for item in slices:
+        of_pod.setdefault(item.pod_uid, []).append(item)
+    # kubelet's record knows names: what a later pod of the same name got is not the earlier one's.
+    later: dict[tuple[str, str], set[str]] = {}
     gone = []
-    for uid in dict.fromkeys(item.pod_uid for item in slices):
-        own = [item for item in slices if item.pod_uid == uid]
+    for uid, own in reversed(of_pod.items()):
         first = own[0]
+        name = first.namespace, first.pod
         device_ids = {device_id for item in own for device_id in item.device_ids}
+        of_later = later.setdefault(name, set())
+        held_ids = {one for ids in (held or {}).get(name, {}).values() for one in ids} - of_later
+        of_later |= device_ids
         if any((now - _time(item.created)).total_seconds() < _YOUNG_SECONDS for item in own):
             continue
-        if held is not None and device_ids & _held(first, slices, held):
+        if device_ids & held_ids:
             continue
         pod = pods.get(uid)
         if pod is None or (pod.ended and held is not None):
-            gone.append((uid, first.namespace, first.pod))
-    return gone
-
-
-def _held(item: Slice, slices: Sequence[Slice], held: PodDevices) -> set[str]:
-    """What kubelet's record holds for a pod; it knows names, so not what a later namesake got."""
-    uids = list(dict.fromkeys(one.pod_uid for one in slices))
-    later = uids[uids.index(item.pod_uid) + 1 :]
-    of_name = held.get((item.namespace, item.pod), {})
-    return {device_id for device_ids in of_name.values() for device_id in device_ids} - {
-        device_id
-        for one in slices
-        if one.pod_uid in later and (one.namespace, one.pod) == (item.namespace, item.pod)
-        for device_id in one.device_ids
-    }
+            gone.append((uid, *name))
+    return gone[::-1]
 
 
 def _time(text: str) -> datetime:
     return datetime.fromisoformat(text)
 
 
-class Reaper:
-    """One thread that takes slices back."""
+class Reaper(Follower):
+    """Takes slices back."""
 
     def __init__(
         self,
@@ -93,24 +90,14 @@ class Reaper:
         whole: bool = False,
     ) -> None:
         """``whole``: kubelet's record alone says who has which GPUs, all of them whole."""
+        super().__init__("reap", cache)
         self._api = api
-        self._cache = cache
         self._checkpoint = checkpoint
         self._held = held
         self._devices = devices
         self._whole = whole
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="reap", daemon=True)
-
-    def start(self) -> None:
-        """Start looking."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop; the slices stay."""
-        self._stopping.set()
-        self._cache.wake()
-        self._thread.join(timeout=10)
+        self._looked = float("-inf")
+        self._recovered = False
 
     def recover(self) -> bool:
         """Find lost slices once pods, GPUs and kubelet's record are known; False before that.
@@ -168,17 +155,16 @@ class Reaper:
                     ", ".join(share.bdf for share in item.shares),
                 )
 
-    def _run(self) -> None:
-        looked = float("-inf")
-        recovered = False
-        while not self._stopping.is_set():
-            seen = self._cache.version
-            if time.monotonic() - looked >= 1:
-                looked = time.monotonic()
-                try:
-                    recovered = (recovered and not self._whole) or self.recover()
-                    self.reap()
-                except (ApiServerError, OSError) as error:
-                    _log.warning("the slices stay as they are for now: %s", error)
-            self._cache.wait_change(seen, _EVERY_SECONDS)
-            self._stopping.wait(1)
+    def work(self) -> float:
+        """Recover, take back, and make what was given outlast a power cut."""
+        now = time.monotonic()
+        if now - self._looked < _PAUSE_SECONDS:
+            return _PAUSE_SECONDS - (now - self._looked)
+        self._looked = now
+        try:
+            self._recovered = (self._recovered and not self._whole) or self.recover()
+            self.reap()
+            self._checkpoint.flush()
+        except (ApiServerError, OSError) as error:
+            _log.warning("the slices stay as they are for now: %s", error)
+        return _EVERY_SECONDS

@@ -8,7 +8,6 @@ thread compares and patches until they are, also after a restart in the middle.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -32,6 +31,7 @@ from deviceplugin.codec import (
 )
 from deviceplugin.cu import to_ids
 from deviceplugin.devices import share_key
+from deviceplugin.follower import Follower
 from deviceplugin.pending import blanked
 from deviceplugin.pod import parse_node
 
@@ -114,8 +114,8 @@ def _cu_allocated(slices: Sequence[Slice], devices: Mapping[str, Device]) -> str
     return encode_cu_allocated({name: encode_cus(to_ids(cus)) for name, cus in held.items() if cus})
 
 
-class Release:
-    """One thread that gives pods and node lock what they are owed."""
+class Release(Follower):
+    """Gives pods and node lock what they are owed."""
 
     def __init__(
         self,
@@ -124,42 +124,26 @@ class Release:
         checkpoint: Checkpoint,
         devices: Callable[[], Sequence[Device]],
     ) -> None:
+        super().__init__("release", cache)
         self._api = api
-        self._cache = cache
         self._checkpoint = checkpoint
         self._devices = devices
         self._failed: set[str] = set()
         self._not_before: dict[str, tuple[float, float]] = {}
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="release", daemon=True)
-
-    def start(self) -> None:
-        """Start settling."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop; what is still owed is found again at the next start."""
-        self._stopping.set()
-        self._cache.wake()
-        self._thread.join(timeout=10)
+        self._known: dict[str, tuple[tuple[object, ...], Settlement]] = {}
 
     def fail(self, pod: Pod) -> None:
         """An Allocate of this pod was refused: its binding is over."""
         self._failed.add(pod.uid)
         self._cache.wake()
 
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            seen = self._cache.version
-            pause = self._pass()
-            self._cache.wait_change(seen, pause)
-
-    def _pass(self) -> float:
-        """Settle every pod that is owed something; the seconds until one wants another try."""
+    def work(self) -> float:
+        """Settle every pod that is owed something."""
         pods = self._cache.pods()
         node = self._cache.node()
         uids = {pod.uid for pod in pods}
         self._failed &= uids
+        self._known = {uid: known for uid, known in self._known.items() if uid in uids}
         now = time.monotonic()
         pause = _IDLE_SECONDS
         for pod in pods:
@@ -188,9 +172,17 @@ class Release:
         return bool(settlement.annotations) or (settlement.unlock and _locked_by(node, pod))
 
     def _settlement(self, pod: Pod) -> Settlement:
-        slices = [item for item in self._checkpoint.slices if item.pod_uid == pod.uid]
-        devices = {device.key: device for device in self._devices()}
-        return settle(pod, slices, pod.uid in self._failed, devices)
+        """What is owed to a pod; worked out anew only when something of it changed."""
+        slices, offered = self._checkpoint.of_pod(pod.uid), self._devices()
+        facts = (pod, slices, offered, pod.uid in self._failed)
+        known = self._known.get(pod.uid)
+        if known is None or any(
+            one is not other for one, other in zip(known[0], facts, strict=True)
+        ):
+            devices = {device.key: device for device in offered}
+            known = facts, settle(pod, slices, pod.uid in self._failed, devices)
+            self._known[pod.uid] = known
+        return known[1]
 
     def _settle(self, known: Pod) -> None:
         # The node is read before the pod: if the pod is replaced by another of its name, which

@@ -187,6 +187,12 @@ class DevicePlugin(DevicePluginServicer):
         if mistake is not None:
             _log.error("start refused: %s", mistake)
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, mistake)
+        try:
+            self._checkpoint.flush()
+        except OSError as error:
+            context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION, f"the checkpoint cannot be written: {error}"
+            )
         why = self._hold(items)
         if why is not None and _sliced(items):
             if not self._fail_open:

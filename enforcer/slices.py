@@ -43,23 +43,30 @@ class _Bad(Exception):  # noqa: N818 - never leaves this module
 
 def encode(slices: Iterable[Slice]) -> str:
     """The checkpoint's text."""
-    entries = [
-        {
-            "pod_uid": one.pod_uid,
-            "namespace": one.namespace,
-            "pod": one.pod,
-            "container": one.container,
-            "kind": one.kind.value,
-            "device_ids": list(one.device_ids),
-            "shares": [_encode_share(share) for share in one.shares],
-            "created": one.created,
-        }
-        | ({"oversubscribe": True} if one.oversubscribe else {})
-        for one in slices
-    ]
-    # A line for each, by the C encoder: ``indent`` would take the slow one, inside of an Allocate.
-    lines = ",\n".join(json.dumps(entry) for entry in entries)
-    return f'{{"schema": {SCHEMA}, "slices": [\n{lines}\n]}}\n'
+    return document(map(encode_slice, slices))
+
+
+def document(lines: Iterable[str]) -> str:
+    """The checkpoint's text, of what ``encode_slice`` made of each slice."""
+    entries = ",\n".join(lines)
+    return f'{{"schema": {SCHEMA}, "slices": [\n{entries}\n]}}\n'
+
+
+def encode_slice(one: Slice) -> str:
+    """The line of one slice in the checkpoint."""
+    entry: dict[str, object] = {
+        "pod_uid": one.pod_uid,
+        "namespace": one.namespace,
+        "pod": one.pod,
+        "container": one.container,
+        "kind": one.kind.value,
+        "device_ids": list(one.device_ids),
+        "shares": [_encode_share(share) for share in one.shares],
+        "created": one.created,
+    }
+    if one.oversubscribe:
+        entry["oversubscribe"] = True
+    return json.dumps(entry)
 
 
 def _encode_share(share: Share) -> dict[str, object]:
@@ -158,14 +165,27 @@ def write_checkpoint(path: Path, slices: Iterable[Slice]) -> None:
 
     Raises OSError, and leaves the old file, when the disk does not take it.
     """
+    write_document(path, encode(slices))
+    sync_directory(path.parent)
+
+
+def write_document(path: Path, text: str) -> None:
+    """As ``write_checkpoint``, of its text: a power cut may bring the old file back.
+
+    Until ``sync_directory``. The end of a process, whichever, brings nothing back.
+    """
     new = path.with_name(f"{path.name}.new")
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(encode(slices))
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
     new.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def sync_directory(path: Path) -> None:
+    """Which files the directory at ``path`` has survives a power cut. Raises OSError."""
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(directory)
     finally:

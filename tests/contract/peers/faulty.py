@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import deviceplugin.checkpoint
 from deviceplugin.apiserver import ApiServer
 from deviceplugin.main import main
-from enforcer.slices import write_checkpoint
+from enforcer.slices import write_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,8 +54,8 @@ def arm(point: Point) -> None:
     """Make the first side effect of this kind the last thing the process does."""
     after = point.value.startswith("after")
     if point in {Point.BEFORE_CHECKPOINT, Point.AFTER_CHECKPOINT}:
-        dying = _dying(write_checkpoint, after, lambda *_: True)
-        setattr(deviceplugin.checkpoint, write_checkpoint.__name__, dying)
+        dying = _dying(write_document, after, lambda *_: True)
+        setattr(deviceplugin.checkpoint, write_document.__name__, dying)
     elif point in {Point.BEFORE_POD_PATCH, Point.AFTER_POD_PATCH}:
         ApiServer.patch_pod = _dying(ApiServer.patch_pod, after, lambda *_: True, _ANSWER_SECONDS)  # type: ignore[method-assign]
     else:

@@ -2,17 +2,18 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import tempfile
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+import deviceplugin.checkpoint
 from deviceplugin.checkpoint import Checkpoint
 from enforcer.slices import CheckpointError, read_checkpoint
 
 from .given import slice_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture
@@ -95,3 +96,72 @@ def test_a_write_that_was_torn_leaves_the_old_slices(path: Path) -> None:
     assert checkpoint.slices == (slice_of(),)
     checkpoint.add(slice_of("b"))
     assert len(Checkpoint(path).slices) == 2
+
+
+def test_a_pod_has_the_same_slices_as_long_as_they_are_the_same(path: Path) -> None:
+    checkpoint = Checkpoint(path)
+    checkpoint.add(slice_of("a"))
+    before = checkpoint.of_pod("uid-pod")
+    checkpoint.add(slice_of("a", name="other"))
+    assert checkpoint.of_pod("uid-pod") is before == (slice_of("a"),)
+    checkpoint.add(slice_of("b"))
+    assert checkpoint.of_pod("uid-pod") == (slice_of("a"), slice_of("b"))
+    checkpoint.remove_pod("uid-pod")
+    assert checkpoint.of_pod("uid-pod") == ()
+
+
+def test_a_directory_is_flushed_once_for_each_change(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[Path] = []
+    monkeypatch.setattr(deviceplugin.checkpoint, "sync_directory", flushed.append)
+    checkpoint = Checkpoint(path)
+    checkpoint.flush()
+    assert flushed == [path.parent], "what a killed predecessor wrote"
+    checkpoint.flush()
+    checkpoint.add(slice_of("a"))
+    assert flushed == [path.parent]
+    checkpoint.flush()
+    checkpoint.flush()
+    assert flushed == [path.parent] * 2
+
+
+def test_a_flush_that_failed_is_tried_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Path) -> None:
+        raise OSError("no space")
+
+    checkpoint = Checkpoint(path)
+    with monkeypatch.context() as broken:
+        broken.setattr(deviceplugin.checkpoint, "sync_directory", fail)
+        with pytest.raises(OSError, match="no space"):
+            checkpoint.flush()
+    flushed: list[Path] = []
+    monkeypatch.setattr(deviceplugin.checkpoint, "sync_directory", flushed.append)
+    checkpoint.flush()
+    assert flushed == [path.parent]
+
+
+def test_a_file_cut_off_anywhere_is_kept_aside_and_the_start_goes_on(path: Path) -> None:
+    Checkpoint(path).add(slice_of("a"))
+    whole = path.read_bytes()
+    for length in range(len(whole) - 1):
+        path.write_bytes(whole[:length])
+        checkpoint = Checkpoint(path)
+        assert checkpoint.slices == ()
+        assert checkpoint.problems != ()
+        (aside,) = path.parent.glob("slices.json.bad-*")
+        assert aside.read_bytes() == whole[:length]
+        aside.unlink()
+
+
+@given(st.binary(max_size=200), st.integers(0, 400))
+def test_a_file_with_a_damaged_part_never_stops_the_start(damage: bytes, at: int) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "slices.json"
+        for name in ("a", "b"):
+            Checkpoint(path).add(slice_of(name))
+        whole = path.read_bytes()
+        path.write_bytes(whole[:at] + damage + whole[at + len(damage) :])
+        checkpoint = Checkpoint(path)
+        checkpoint.add(slice_of("c"))
+        assert slice_of("c") in Checkpoint(path).slices

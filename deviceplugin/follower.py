@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A thread that looks again whenever the watch cache changed."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from deviceplugin.pods import PodCache
+
+
+class Follower(ABC):
+    """Work that follows from the whole state, done again after each change of the cache."""
+
+    def __init__(self, name: str, cache: PodCache) -> None:
+        self._cache = cache
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    @abstractmethod
+    def work(self) -> float:
+        """Do what is to be done; the seconds until it is due again without any change."""
+
+    def start(self) -> None:
+        """Start working."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Finish the work under way, and do no more; what is left is found at the next start."""
+        self._stopping.set()
+        self._cache.wake()
+        self._thread.join(timeout=10)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            seen = self._cache.version
+            self._cache.wait_change(seen, self.work())
