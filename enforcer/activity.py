@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping
 
     from enforcer.accounting import Processes
+    from enforcer.host.drm import DrmClient
     from enforcer.model import Gpu, Limit
 
 ALWAYS = ("gfx", "compute")
@@ -79,7 +80,8 @@ class Activities:
             for pid in processes.pids.get(limit.path, frozenset())
             if (one := processes.activity.get(pid, {}).get(limit.bdf)) is not None
         }
-        times = {**_kfd_times(doing), **_engine_times(processes, limit)}
+        clients = _clients(processes, limit).values()
+        times = {**_kfd_times(doing), **_engine_times(clients)}
         meters = self._meters.get(limit.key)
         if meters is None:
             meters = self._meters[limit.key] = {}
@@ -97,7 +99,18 @@ class Activities:
             engines=tuple(
                 sorted((name, one.total) for name, one in meters.items() if name not in _KFD)
             ),
+            evicted_bytes=_evicted(clients),
         )
+
+
+def _clients(processes: Processes, limit: Limit) -> dict[int, DrmClient]:
+    """The DRM clients of the cgroup's processes on the GPU, each once."""
+    return {
+        client.client: client
+        for pid in processes.pids.get(limit.path, frozenset())
+        for client in processes.clients.get(pid, ())
+        if client.bdf == limit.bdf
+    }
 
 
 def _kfd_times(doing: Mapping[int, KfdActivity]) -> dict[str, dict[Hashable, float]]:
@@ -111,15 +124,20 @@ def _kfd_times(doing: Mapping[int, KfdActivity]) -> dict[str, dict[Hashable, flo
     return times
 
 
-def _engine_times(processes: Processes, limit: Limit) -> dict[str, dict[Hashable, float]]:
-    """Seconds by DRM client, which several processes may share."""
+def _engine_times(clients: Iterable[DrmClient]) -> dict[str, dict[Hashable, float]]:
+    """Seconds by DRM client."""
     times: dict[str, dict[Hashable, float]] = {name: {} for name in ALWAYS}
-    for pid in processes.pids.get(limit.path, frozenset()):
-        for client in processes.clients.get(pid, ()):
-            if client.bdf == limit.bdf:
-                for name, nanoseconds in client.engines:
-                    times.setdefault(name, {})[client.client] = nanoseconds / 1e9
+    for client in clients:
+        for name, nanoseconds in client.engines:
+            times.setdefault(name, {})[client.client] = nanoseconds / 1e9
     return times
+
+
+def _evicted(clients: Iterable[DrmClient]) -> int | None:
+    """0 without a client; None where the kernel does not say."""
+    sizes = [client.evicted for client in clients]
+    known = [size for size in sizes if size is not None]
+    return sum(known) if known or not sizes else None
 
 
 def _idle_occupancy(gpu: Gpu | None) -> int | None:

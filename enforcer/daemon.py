@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -133,11 +134,17 @@ def _serve_metrics(options: argparse.Namespace, enforcer: Enforcer) -> Callable[
     """Metrics are no reason not to enforce: without their port the daemon goes on."""
     if not options.metrics_address:
         return lambda: None
-    from enforcer import metrics  # noqa: PLC0415 - as above
+    from enforcer.metrics.serve import Site, serve  # noqa: PLC0415 - as above
 
-    collector = metrics.SnapshotCollector(enforcer.snapshot, options.node_name)
+    site = Site(
+        enforcer.snapshot,
+        options.node_name,
+        version("ringfence"),
+        with_page=options.page == "on",
+        token=options.metrics_token_file,
+    )
     try:
-        return metrics.serve(options.metrics_address, collector)
+        return serve(options.metrics_address, site)
     except (OSError, ValueError) as error:
         _log.error("metrics at %s: %s; going on without", options.metrics_address, error)
         return lambda: None
@@ -206,6 +213,16 @@ def _parser() -> argparse.ArgumentParser:
         "than it asked for, and of its container if that is above its limit a second later",
     )
     add("--metrics-address", default=":9394", help='where to serve metrics, "" is nowhere')
+    add(
+        "--page", choices=("on", "off"), default="on", help="the node page at / of the same address"
+    )
+    add(
+        "--metrics-token-file",
+        type=Path,
+        help="show metrics and page only to who sends what this file holds: as a bearer token, or "
+        "as the password of any user",
+        metavar="PATH",
+    )
     add("--interval", type=_seconds, default=1.0, help="seconds between passes")
     add("--node-name", default=os.environ.get("NODE_NAME", ""), help="this node, for labels")
     add("--once", action="store_true", help="one pass, then leave")

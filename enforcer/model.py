@@ -268,6 +268,8 @@ class Activity:
     """Sum over its KFD processes: SDMA engines at work for it."""
     engines: tuple[tuple[str, float], ...] = ()
     """(engine as in fdinfo's ``drm-engine-``, seconds at work for its DRM clients)."""
+    evicted_bytes: int | None = None
+    """Of its DRM clients' buffers, those that belong into VRAM and lie elsewhere (fdinfo)."""
 
 
 @dataclass(frozen=True, slots=True)

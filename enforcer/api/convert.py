@@ -184,6 +184,7 @@ def activity_to_pb(activity: Activity) -> pb.Activity:
         evicted_seconds=activity.evicted_seconds,
         sdma_seconds=activity.sdma_seconds,
         engines=dict(activity.engines),
+        evicted_bytes=activity.evicted_bytes,
     )
 
 
@@ -194,6 +195,7 @@ def activity_from_pb(message: pb.Activity) -> Activity:
         evicted_seconds=_known(message, "evicted_seconds", message.evicted_seconds),
         sdma_seconds=_known(message, "sdma_seconds", message.sdma_seconds),
         engines=tuple(sorted(message.engines.items())),
+        evicted_bytes=_known(message, "evicted_bytes", message.evicted_bytes),
     )
 
 

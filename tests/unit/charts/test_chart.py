@@ -52,6 +52,13 @@ VARIANTS: dict[str, Values] = {
     "service monitor": {"metrics": {"serviceMonitor": {"enabled": True, "labels": {"team": "a"}}}},
     "pod monitor": {"metrics": {"podMonitor": {"enabled": True, "interval": "1m30s"}}},
     "annotations": {"metrics": {"podAnnotations": True}, "podAnnotations": {"a/b": "c"}},
+    "token": {
+        "metrics": {
+            "page": False,
+            "tokenSecret": {"name": "seen", "key": "by"},
+            "podMonitor": {"enabled": True},
+        }
+    },
     "no metrics": {"metrics": {"enabled": False}},
     "on delete": {"updateStrategy": {"type": "OnDelete"}},
     "one at a time": {
@@ -413,6 +420,22 @@ def test_without_metrics_nothing_listens() -> None:
     enforcer = container("enforcer", VARIANTS["no metrics"])
     assert "--metrics-address=" in enforcer["args"]
     assert "ports" not in enforcer
+
+
+def test_a_token_reaches_the_enforcer_and_who_scrapes_it() -> None:
+    enforcer, spec = container("enforcer", VARIANTS["token"]), pod_spec(VARIANTS["token"])
+    assert "--page=off" in enforcer["args"]
+    assert "--metrics-token-file=/etc/ringfence-metrics/by" in enforcer["args"]
+    (mount,) = [m for m in enforcer["volumeMounts"] if m["mountPath"] == "/etc/ringfence-metrics"]
+    (volume,) = [v for v in spec["volumes"] if v["name"] == mount["name"]]
+    assert (mount["readOnly"], volume["secret"]) == (True, {"secretName": "seen"})
+    both = (("token", "podMonitor"), ("service monitor", "serviceMonitor"))
+    for variant, kind in both:
+        values = {"metrics": {**VARIANTS["token"]["metrics"], "podMonitor": {"enabled": False}}}
+        values["metrics"][kind] = {"enabled": True}
+        monitor = only(render(values), kind[0].upper() + kind[1:])["spec"]
+        (endpoint,) = monitor.get("endpoints") or monitor["podMetricsEndpoints"]
+        assert endpoint["authorization"] == {"credentials": {"name": "seen", "key": "by"}}, variant
 
 
 def test_no_monitor_without_being_asked_for() -> None:

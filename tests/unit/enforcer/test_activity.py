@@ -39,7 +39,7 @@ def _new() -> Activities:
 
 def test_an_idle_container_has_zeros() -> None:
     found = _new().look(LIMIT, Processes({}, {}, {}), GPU)
-    assert found == Activity(0, 0, 0.0, 0.0, IDLE)
+    assert found == Activity(0, 0, 0.0, 0.0, IDLE, 0)
 
 
 def test_occupancy_is_unknown_where_the_hardware_does_not_count_waves() -> None:
@@ -53,15 +53,24 @@ def test_occupancy_is_unknown_where_the_hardware_does_not_count_waves() -> None:
 def test_processes_add_up_and_their_time_outlives_them() -> None:
     activities = _new()
     both = _kfd(p7=KfdActivity(11, 1500, 250_000, 2), p8=KfdActivity(3, 500, 750_000, 1))
-    assert activities.look(LIMIT, both, GPU) == Activity(14, 3, 2.0, 1.0, IDLE)
+    assert activities.look(LIMIT, both, GPU) == Activity(14, 3, 2.0, 1.0, IDLE, 0)
     one = _kfd(p8=KfdActivity(0, 600, 750_000, 1))
-    assert activities.look(LIMIT, one, GPU) == Activity(0, 1, 2.1, 1.0, IDLE)
-    assert activities.look(LIMIT, _kfd(), GPU) == Activity(0, 0, 2.1, 1.0, IDLE)
+    assert activities.look(LIMIT, one, GPU) == Activity(0, 1, 2.1, 1.0, IDLE, 0)
+    assert activities.look(LIMIT, _kfd(), GPU) == Activity(0, 0, 2.1, 1.0, IDLE, 0)
 
 
 def test_a_client_that_two_processes_share_counts_once() -> None:
     shared = _drm((7, 40, 3_000_000_000), (8, 40, 3_000_000_000))
     assert dict(_new().look(LIMIT, shared, GPU).engines)["gfx"] == 3.0
+
+
+def test_evicted_bytes_are_the_clients_or_unknown_where_the_kernel_does_not_say() -> None:
+    def evicted(*sizes: int | None) -> int | None:
+        clients = [DrmClient(GPU.bdf, n, 0, evicted=size) for n, size in enumerate(sizes)]
+        return _new().look(LIMIT, Processes({LIMIT.path: {7}}, {}, {7: clients}), GPU).evicted_bytes
+
+    assert evicted(4096, None, 8192) == 12288
+    assert evicted(None) is None
 
 
 def test_another_gpus_and_another_containers_time_is_not_counted() -> None:
@@ -74,7 +83,7 @@ def test_another_gpus_and_another_containers_time_is_not_counted() -> None:
         },
         {7: {"0000:43:00.0": KfdActivity(1, 1, 1, 1)}, 9: {GPU.bdf: KfdActivity(1, 1, 1, 1)}},
     )
-    assert _new().look(LIMIT, other, GPU) == Activity(0, 0, 0.0, 0.0, IDLE)
+    assert _new().look(LIMIT, other, GPU) == Activity(0, 0, 0.0, 0.0, IDLE, 0)
 
 
 def test_a_reading_that_failed_once_is_not_counted_twice() -> None:

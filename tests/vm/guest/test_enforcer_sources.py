@@ -94,7 +94,7 @@ def test_without_bpf_there_are_series_all_the_same(switch: Switch, pods: Pods, g
         lambda: (series(enforcer, "ringfence_vram_observed_bytes", one) or 0) >= 40 * MIB,
     )
     text = enforcer.metrics() or ""
-    assert 'ringfence_ledger_info{source="sysfs"} 1.0' in text
+    assert 'ringfence_ledger_info{source="sysfs"} 1' in text
     assert "ringfence_vram_requested_bytes{" not in text
     kernel = dmem_max(one.container.path, gpu.bdf) is not None
     refuses = "refuse kernel\n" if kernel else "refuse hook\n"

@@ -91,7 +91,7 @@ def test_a_checkpoint_of_garbage_changes_no_limit(enforcer: Enforcer, pods: Pods
     (enforcer.state / "slices.json").write_text("{ torn")
     wait_for(
         "the problem in the metrics",
-        lambda: "ringfence_problems 0.0" not in (enforcer.metrics() or "ringfence_problems 0.0"),
+        lambda: "ringfence_problems 1\n" in (enforcer.metrics() or ""),
     )
     assert fill(one, f"kfd {gpu.kfd_id}", MIB) == 64 * MIB
     enforcer.give(pods.slices)

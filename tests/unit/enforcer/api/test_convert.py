@@ -77,6 +77,7 @@ ACTIVITIES = st.builds(
     evicted_seconds=_maybe(FLOAT),
     sdma_seconds=_maybe(FLOAT),
     engines=st.dictionaries(TEXT, FLOAT, max_size=3).map(lambda one: tuple(sorted(one.items()))),
+    evicted_bytes=_maybe(U64),
 )
 INCIDENTS = st.builds(
     Incident,

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-import urllib.request
+import re
 from dataclasses import replace
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from enforcer.inventory import smi_uuid
-from enforcer.metrics import SnapshotCollector, serve
+from enforcer.metrics.families import ENGINES, FAMILIES, View, render
 from enforcer.model import (
+    Activity,
     ContainerUsage,
     Gpu,
     GpuLoad,
@@ -19,6 +21,7 @@ from enforcer.model import (
     Usage,
     Why,
 )
+from tests.unit.enforcer import sample
 
 GPU = Gpu(
     "0000:03:00.0", 5, 1, 128, "AMD Instinct MI300X", 1 << 37, 304, 90402,
@@ -29,6 +32,7 @@ ROW = ContainerUsage(
     "ns", "p", "uid", "train", "poda/c", GPU.bdf, 4096, Usage(3000, 2000, 64, 3500, 7, 2064),
     (LayerState(Layer.GATE), LayerState(Layer.DMEM, Why.NO_REGION)),
 )  # fmt: skip
+LABELS = {"namespace": "ns", "pod": "p", "container": "train", "device": GPU.bdf}
 SNAPSHOT = Snapshot(
     time=1000.0,
     support=HostSupport(LayerState(Layer.GATE), LayerState(Layer.DMEM, Why.NO_REGION), "bo"),
@@ -42,13 +46,12 @@ SNAPSHOT = Snapshot(
 
 
 def _scrape(snapshot: Snapshot | None) -> dict[str, list[tuple[dict[str, str], float]]]:
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(SnapshotCollector(lambda: snapshot, "node-a"))
-    text = generate_latest(registry).decode()
+    """Read back by Prometheus's own client library."""
+    view = None if snapshot is None else View(snapshot, "node-a", "1.2.3")
     found: dict[str, list[tuple[dict[str, str], float]]] = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            found.setdefault(sample.name, []).append((sample.labels, sample.value))
+    for family in text_string_to_metric_families(render(view, "1.2.3")):
+        for sample_ in family.samples:
+            found.setdefault(sample_.name, []).append((sample_.labels, sample_.value))
     return found
 
 
@@ -67,7 +70,7 @@ def test_a_container_is_labelled_as_hamis_dashboards_expect() -> None:
 
 def test_the_gpus_of_a_container_are_counted_from_zero() -> None:
     second = replace(ROW, bdf="0000:43:00.0")
-    found = _scrape(replace(SNAPSHOT, containers=(ROW, second, replace(ROW, cgroup="podb/c"))))
+    found = _scrape(replace(SNAPSHOT, containers=(ROW, second, replace(ROW, pod="q"))))
     indices = [labels["vdevice_index"] for labels, _ in found["hami_vgpu_memory_used_bytes"]]
     assert indices == ["0", "1", "0"]
 
@@ -167,24 +170,6 @@ def test_label_values_from_a_tenant_are_escaped() -> None:
     assert found["hami_vgpu_memory_used_bytes"][0][0]["pod"] == nasty
 
 
-@pytest.mark.parametrize("address", ["9394", "host:", ":x", ":99999", ""])
-def test_an_address_of_another_form_is_an_error(address: str) -> None:
-    with pytest.raises(ValueError, match="expected"):
-        serve(address, SnapshotCollector(lambda: None, ""))
-
-
-def test_metrics_are_served_until_stopped(unused_port: int) -> None:
-    address = f"127.0.0.1:{unused_port}"
-    stop = serve(address, SnapshotCollector(lambda: SNAPSHOT, ""))
-    with pytest.raises(OSError, match="in use"):
-        serve(address, SnapshotCollector(lambda: SNAPSHOT, ""))
-    with urllib.request.urlopen(f"http://{address}/metrics") as answer:
-        assert b"hami_vgpu_memory_used_bytes" in answer.read()
-    stop()
-    with pytest.raises(OSError, match="refused"):
-        urllib.request.urlopen(f"http://{address}/metrics")
-
-
 def test_every_source_of_usage_is_a_series_of_its_own() -> None:
     usage = Usage(hook=1, kfd=2, drm=3, observed=4, escaped=5, drift=0)
     found = _scrape(replace(SNAPSHOT, containers=(replace(ROW, usage=usage),)))
@@ -206,3 +191,138 @@ def test_every_source_of_usage_is_a_series_of_its_own() -> None:
 def test_hamis_number_is_the_best_there_is(usage: Usage, used: int) -> None:
     found = _scrape(replace(SNAPSHOT, containers=(replace(ROW, usage=usage),)))
     assert [value for _, value in found["hami_vgpu_memory_used_bytes"]] == [used]
+
+
+def test_what_a_container_does_is_told() -> None:
+    activity = Activity(12, 4, 1.5, 2.25, (("gfx", 0.0), ("npu", 1.0), ("tpu", 2.0)), 512)
+    row = replace(ROW, cus="0-3,8", activity=activity, usage=Usage())
+    found = _scrape(replace(SNAPSHOT, containers=(row,)))
+    for name, value in (
+        ("cu_slice", 5),
+        ("cu_occupancy", 12),
+        ("queues", 4),
+        ("evicted_seconds_total", 1.5),
+        ("sdma_seconds_total", 2.25),
+        ("vram_spilled_bytes", 512),
+    ):
+        assert found[f"ringfence_{name}"] == [(LABELS, value)]
+    engines = {one["engine"]: value for one, value in found["ringfence_engine_seconds_total"]}
+    assert engines == {"gfx": 0.0, "other": 3.0}
+
+
+def test_what_is_spilled_is_what_the_ledger_has_and_vram_has_not() -> None:
+    found = _scrape(replace(SNAPSHOT, containers=(ROW,)))
+    assert found["ringfence_vram_spilled_bytes"] == [(LABELS, 1000.0)]
+
+
+def test_without_a_mask_a_container_has_every_cu() -> None:
+    found = _scrape(SNAPSHOT)
+    assert found["ringfence_cu_slice"] == [(LABELS, 304.0)]
+
+
+def test_a_gpu_tells_what_it_has_and_what_is_booked() -> None:
+    whole = replace(ROW, pod="q", limit=None)
+    found = _scrape(replace(SNAPSHOT, containers=(*SNAPSHOT.containers, whole)))
+    for name, value in (
+        ("vram_bytes", 1 << 37),
+        ("vram_booked_bytes", (1 << 37) + 4096),
+        ("compute_units", 304),
+        ("slices", 2),
+    ):
+        assert found[f"ringfence_gpu_{name}"] == [({"device": GPU.bdf}, value)]
+    (info,) = found["ringfence_gpu_info"]
+    assert info[0]["model"] == "AMD Instinct MI300X"
+
+
+def test_partitions_of_a_gpu_are_one_device() -> None:
+    parts = tuple(replace(GPU, partition=number, render=128 + number) for number in range(4))
+    found = _scrape(replace(SNAPSHOT, gpus=parts))
+    assert found["ringfence_gpu_compute_units"] == [({"device": GPU.bdf}, 4 * 304)]
+    assert len(found["hami_host_gpu_memory_used_bytes"]) == 1
+
+
+def test_refusals_have_reasons_and_begin_at_zero() -> None:
+    incident = replace(
+        sample.INCIDENT, namespace="ns", pod="p", container="train", bdf=GPU.bdf, count=3
+    )
+    other = replace(incident, reason="refused_placement", count=2)
+    found = _scrape(replace(SNAPSHOT, incidents=(incident, other)))
+    counts = {
+        (one["container"], one["reason"]): value
+        for one, value in found["ringfence_incidents_total"]
+    }
+    assert counts == {
+        ("", "refused_limit"): 0,
+        ("train", "refused_limit"): 3,
+        ("train", "refused_placement"): 2,
+    }
+
+
+def test_two_cgroups_of_one_container_are_one_series() -> None:
+    again = replace(ROW, cgroup="poda/d", usage=Usage(1, 1, 0, 1, 0, 1), layers=())
+    incidents = (
+        replace(sample.INCIDENT, namespace="ns", pod="p", container="train", pod_uid=uid)
+        for uid in ("uid", "its successor's")
+    )
+    found = _scrape(replace(SNAPSHOT, containers=(ROW, again), incidents=tuple(incidents)))
+    assert found["ringfence_vram_requested_bytes"] == [(LABELS, 3001.0)]
+    assert found["ringfence_vram_limit_bytes"] == [(LABELS, 4096.0)]
+    assert len(found["hami_vgpu_memory_used_bytes"]) == 1
+    assert [value for _, value in found["ringfence_incidents_total"]] == [14.0]
+
+
+def test_a_reason_nobody_listed_is_no_new_label_value() -> None:
+    row = replace(ROW, layers=(LayerState(Layer.GATE, "pid 4711 did it"),))
+    found = _scrape(replace(SNAPSHOT, containers=(row,)))
+    assert found["ringfence_layer"][0][0]["reason"] == "other"
+
+
+def test_no_series_comes_twice_and_each_has_the_labels_it_says() -> None:
+    text = render(View(sample.SNAPSHOT, "n", "1"), "1")
+    series = [line.rpartition(" ")[0] for line in text.splitlines() if line[0] != "#"]
+    assert len(set(series)) == len(series)
+    told = {family.name: family.labels for family in FAMILIES}
+    for one in series:
+        name, _, pairs = one.partition("{")
+        assert tuple(re.findall(r'(\w+)="', pairs)) == told[name]
+
+
+def test_every_family_is_shown_by_a_node_that_has_everything() -> None:
+    text = render(View(sample.SNAPSHOT, "n", "1"), "1")
+    shown = {re.split(r"[{ ]", line)[0] for line in text.splitlines() if line[0] != "#"}
+    assert shown == {family.name for family in FAMILIES}
+
+
+def test_counters_are_named_and_typed_as_prometheus_wants() -> None:
+    for family in FAMILIES:
+        assert family.name.endswith("_total") == (family.kind == "counter"), family.name
+        assert family.kind in {"counter", "gauge"}
+        assert "\n" not in family.text
+    assert list(ENGINES) == sorted(ENGINES)
+
+
+def test_bytes_are_written_to_the_byte() -> None:
+    size = (1 << 53) + 1
+    row = replace(ROW, usage=Usage(requested=size))
+    text = render(View(replace(SNAPSHOT, containers=(row,)), "", ""), "")
+    assert f"}} {size}\n" in text
+
+
+@given(st.text(), st.text())
+def test_any_name_comes_back_as_it_was(namespace: str, pod: str) -> None:
+    text = render(
+        View(replace(SNAPSHOT, containers=(replace(ROW, namespace=namespace, pod=pod),)), "", ""),
+        "",
+    )
+    (line,) = re.findall(r"^ringfence_cu_slice\{.*$", text, re.MULTILINE) or [""]
+    pattern = r'namespace="((?:[^"\\]|\\.)*)",pod="((?:[^"\\]|\\.)*)"}'
+    if (match := re.search(pattern, line)) is not None:
+        assert [_unescape(one) for one in match.groups()] == [namespace, pod]
+    else:
+        # Names with line separators other than a newline: the expression's, not Prometheus's.
+        assert any(len(one.splitlines()) > 1 for one in (namespace, pod))
+
+
+def _unescape(text: str) -> str:
+    names = {"n": "\n"}
+    return re.sub(r"\\(.)", lambda match: names.get(match[1], match[1]), text)

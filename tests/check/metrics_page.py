@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/metrics.md from the metrics themselves: ``python -m tests.check.metrics_page`` writes it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from enforcer.metrics.families import ENGINES, FAMILIES
+from enforcer.model import Layer, Why
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from enforcer.metrics.families import Family
+
+PAGE = Path(__file__).parents[2] / "docs/metrics.md"
+
+_INTRO = """# Which metrics are there?
+
+Generated from the code by `python -m tests.check.metrics_page`; the tests compare it.
+
+The enforcer serves them on port 9394 (`--metrics-address`, chart value `metrics.port`) under
+`/metrics`, in Prometheus's text format. A scrape shows the enforcer's last pass and asks the kernel
+nothing. Where the numbers of usage come from, and what it means if they differ, is in
+[usage.md](usage.md).
+
+- Sizes are bytes, times seconds. What is unknown has no series; an idle container's are 0.
+- A container's series come with its cgroup and go with it. `container=""` is the pod itself: to
+  add up, choose one of the two, `{container!=""}` or `{container=""}`.
+- `device` is the GPU's PCI address; `ringfence_gpu_info` translates.
+- `ringfence_refusals_total` and `ringfence_events_total` are the kernel's and survive the enforcer.
+  Every other counter begins at 0 with the enforcer, which Prometheus takes for the restart it is; a
+  container's times go on when one of its processes ends.
+- Everything but what names BPF or dmem is there on a node without BPF and without dmem, from KFD,
+  fdinfo and the hook.
+
+## The same port for people
+
+`/` on the same port is a page of the node: each GPU as a bar of VRAM and a grid of compute units,
+who has which, what holds them, what was refused. It needs no script and no network but this port,
+and shows what `/metrics` tells, and the last refusals with the names of their processes.
+`--page off` (chart: `metrics.page: false`) switches it off.
+
+Who may see either: by default whoever reaches the port, which is the pod's, not the host's. Names
+of namespaces and pods are on it, so let a NetworkPolicy say who that is. With a file at
+`--metrics-token-file` (chart: `metrics.tokenSecret`) both want the token in it: as
+`Authorization: Bearer ...` from Prometheus, which the chart's monitors send, as the password of any
+user from a browser. The file is read at each request, so that a Secret can be changed. The enforcer
+has no rights at the API server, on purpose, and so cannot have a token reviewed there; where you
+want that, put kube-rbac-proxy in front and bind to `127.0.0.1:9394`. What is served is not
+encrypted.
+"""
+
+
+def text() -> str:
+    """The whole page."""
+    return "\n".join([*_lines(), ""])
+
+
+def _lines() -> Iterator[str]:
+    yield _INTRO
+    rest = list(FAMILIES)
+    for title, belongs in (
+        ("HAMi's names", lambda one: one.name.startswith("hami_")),
+        ("Containers and pods", lambda one: one.labels[:1] == ("container",)),
+        ("GPUs", lambda one: one.labels[:1] == ("device",)),
+        ("The node and the enforcer", lambda _: True),
+    ):
+        chosen = [one for one in rest if belongs(one)]
+        rest = [one for one in rest if one not in chosen]
+        yield f"## {title}\n"
+        yield from _table(chosen)
+        yield ""
+    yield "## What labels can be\n"
+    yield "No label takes its value from what a process can make up; these have closed lists.\n"
+    yield "| label | values |"
+    yield "|---|---|"
+    yield f"| `layer` | {_list(layer.value for layer in Layer)} |"
+    yield f"| `reason` of a layer | empty (on), {_list(why.value for why in Why)}, `other` |"
+    yield f"| `engine` | {_list(ENGINES)}, `other` |"
+    yield "| `event`, `reason` of an incident | the members of `Counter` in `bpf/decode.py` |"
+    yield "| `source` | `bo`, `ioctl`, `sysfs`, `none` |"
+
+
+def _table(families: Iterable[Family]) -> Iterator[str]:
+    yield "| metric | type | labels | meaning | no series where |"
+    yield "|---|---|---|---|---|"
+    for one in families:
+        labels = ", ".join(f"`{name}`" for name in one.labels)
+        yield f"| `{one.name}` | {one.kind} | {labels} | {one.text} | {one.absent} |"
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def main() -> int:
+    PAGE.write_text(text())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

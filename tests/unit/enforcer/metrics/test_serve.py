@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import base64
+import gzip
+import http.client
+import socket
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from enforcer.metrics.serve import Site, serve
+from tests.unit.enforcer.sample import SNAPSHOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from enforcer.model import Snapshot
+
+
+def site(snapshot: Snapshot | None = SNAPSHOT, **options: object) -> Site:
+    return Site(lambda: snapshot, "node-a", "1.2.3", **options)  # type: ignore[arg-type]
+
+
+@contextmanager
+def served(port: int, what: Site) -> Iterator[http.client.HTTPConnection]:
+    stop = serve(f"127.0.0.1:{port}", what)
+    try:
+        yield http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    finally:
+        stop()
+
+
+def get(
+    connection: http.client.HTTPConnection, path: str, method: str = "GET", **headers: str
+) -> tuple[int, http.client.HTTPMessage, bytes]:
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    connection.request(method, path, headers=names)
+    answer = connection.getresponse()
+    return answer.status, answer.headers, answer.read()
+
+
+@pytest.mark.parametrize("address", ["9394", "host", ":x", ":99999", ""])
+def test_an_address_of_another_form_is_an_error(address: str) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        serve(address, site())
+
+
+def test_metrics_are_served_until_stopped(unused_port: int) -> None:
+    with served(unused_port, site()) as connection:
+        status, headers, body = get(connection, "/metrics")
+        assert (status, headers["Content-Type"].split(";")[0]) == (200, "text/plain")
+        assert b"hami_vgpu_memory_used_bytes" in body
+        with pytest.raises(OSError, match="in use"):
+            serve(f"127.0.0.1:{unused_port}", site())
+    with pytest.raises(OSError, match="refused"):
+        get(http.client.HTTPConnection("127.0.0.1", unused_port), "/metrics")
+
+
+def test_without_a_host_both_families_are_answered(unused_port: int) -> None:
+    stop = serve(f":{unused_port}", site())
+    try:
+        assert get(http.client.HTTPConnection("127.0.0.1", unused_port), "/metrics")[0] == 200
+        if socket.has_dualstack_ipv6():
+            assert get(http.client.HTTPConnection("::1", unused_port), "/metrics")[0] == 200
+    finally:
+        stop()
+
+
+def test_the_page_is_at_the_root_and_takes_nothing_from_elsewhere(unused_port: int) -> None:
+    with served(unused_port, site()) as connection:
+        status, headers, body = get(connection, "/?x=1")
+    assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+    assert headers["Content-Security-Policy"].startswith("default-src 'none'")
+    assert b"node-a" in body
+
+
+def test_the_page_can_be_switched_off(unused_port: int) -> None:
+    with served(unused_port, site(with_page=False)) as connection:
+        assert get(connection, "/")[0] == 404
+        assert get(connection, "/metrics")[0] == 200
+
+
+@pytest.mark.parametrize("path", ["/nothing", "/metrics/", "/../etc/passwd"])
+def test_nothing_else_is_there(unused_port: int, path: str) -> None:
+    with served(unused_port, site()) as connection:
+        assert get(connection, path)[0] == 404
+
+
+def test_head_has_the_size_and_no_body(unused_port: int) -> None:
+    with served(unused_port, site()) as connection:
+        status, headers, body = get(connection, "/metrics", "HEAD")
+    assert (status, body) == (200, b"")
+    assert int(headers["Content-Length"]) > 1000
+
+
+def test_other_methods_are_refused(unused_port: int) -> None:
+    with served(unused_port, site()) as connection:
+        assert get(connection, "/metrics", "POST")[0] == 501
+
+
+def test_who_can_unpack_gets_it_packed(unused_port: int) -> None:
+    with served(unused_port, site()) as connection:
+        _, headers, packed = get(connection, "/metrics", Accept_Encoding="gzip")
+        assert headers["Content-Encoding"] == "gzip"
+        assert gzip.decompress(packed) == get(connection, "/metrics")[2]
+
+
+def test_a_snapshot_is_written_once() -> None:
+    made = site()
+    assert made.metrics() is made.metrics()
+
+
+def test_before_the_first_pass_there_is_a_page_and_a_version(unused_port: int) -> None:
+    with served(unused_port, site(None)) as connection:
+        assert b"not done yet" in get(connection, "/")[2]
+        assert b'ringfence_build_info{version="1.2.3"} 1' in get(connection, "/metrics")[2]
+
+
+def basic(password: str) -> str:
+    return "Basic " + base64.b64encode(f"anyone:{password}".encode()).decode()
+
+
+@pytest.mark.parametrize(
+    ("header", "admitted"),
+    [
+        ("", False),
+        ("Bearer s3cret", True),
+        ("bearer  s3cret ", True),
+        ("Bearer s3cre", False),
+        ("Bearer", False),
+        ("s3cret", False),
+        (basic("s3cret"), True),
+        (basic("other"), False),
+        ("Basic s3cret", False),
+        ("Basic " + base64.b64encode(b"s3cret").decode(), False),
+        ("Digest s3cret", False),
+    ],
+)
+@pytest.mark.parametrize("path", ["/", "/metrics", "/nothing"])
+def test_with_a_token_only_who_has_it_sees_anything(
+    unused_port: int, tmp_path: Path, header: str, admitted: bool, path: str
+) -> None:
+    (tmp_path / "token").write_text("s3cret\n")
+    with served(unused_port, site(token=tmp_path / "token")) as connection:
+        status, headers, body = get(connection, path, Authorization=header)
+    assert (status == 401) is not admitted
+    if not admitted:
+        assert headers["WWW-Authenticate"].startswith("Basic")
+        assert b"team-a" not in body
+
+
+def test_a_token_that_changes_is_the_new_one_at_once(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("old")
+    made = site(token=token)
+    assert made.admits("Bearer old")
+    token.write_text("new")
+    assert (made.admits("Bearer old"), made.admits("Bearer new")) == (False, True)
+
+
+@pytest.mark.parametrize("content", [None, "", "\n"])
+def test_a_token_that_is_not_there_admits_nobody(tmp_path: Path, content: str | None) -> None:
+    token = tmp_path / "token"
+    if content is not None:
+        token.write_text(content)
+    made = site(token=token)
+    assert not any(made.admits(header) for header in ("", "Bearer ", "Bearer x", basic("")))
+
+
+def test_who_leaves_early_or_says_nothing_harms_nobody(unused_port: int) -> None:
+    with served(unused_port, site()) as connection:
+        idle = [socket.create_connection(("127.0.0.1", unused_port)) for _ in range(8)]
+        rude = socket.create_connection(("127.0.0.1", unused_port))
+        rude.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        rude.close()
+        assert get(connection, "/metrics")[0] == 200
+        for one in idle:
+            one.close()
+
+
+def test_many_at_once_are_answered_or_turned_away_but_none_hangs(unused_port: int) -> None:
+    statuses: list[int | None] = []
+
+    def ask() -> None:
+        try:
+            statuses.append(
+                get(http.client.HTTPConnection("127.0.0.1", unused_port, timeout=30), "/metrics")[0]
+            )
+        except (OSError, http.client.HTTPException):
+            statuses.append(None)
+
+    with served(unused_port, site()):
+        threads = [threading.Thread(target=ask) for _ in range(64)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(statuses) == 64
+        assert set(statuses) <= {200, None}
+        assert statuses.count(200) >= 16
