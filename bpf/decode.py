@@ -26,6 +26,8 @@ HOLDING: Final = Struct("=QQQQQIIQII")
 EVENT: Final = Struct("=QQQQQQIIII16s")
 SELF_TEST: Final = Struct("=QII")
 
+HOLDING_UNFOLLOWED: Final = 1
+
 # Indices of the map ``policy``; what is 0 there is the default of ``Policy``.
 POLICY_SPARE_SWITCHED: Final = 0
 POLICY_REFUSE_IMPORTS: Final = 1
@@ -63,6 +65,8 @@ class Counter(IntEnum):
     NOT_ENTERED = 25
     IMPORTED = 26
     UNRECORDED_CLIENT = 27
+    UNFOLLOWED = 28
+    FORGOTTEN = 29
 
 
 REASONS: Final = {
@@ -81,8 +85,12 @@ REASONS: Final = {
     Counter.REFUSED_PASSED: "a buffer or GPU file passed from another container",
     Counter.SWITCHED_KILLED: "arguments switched under the driver's eyes, killed",
     Counter.SWITCHED_SPARED: "arguments switched under the driver's eyes, reported only",
+    Counter.UNFOLLOWED: "the kernel passed over the ledger, it stays charged",
 }
-"""Why a call was refused, or its process killed, for people."""
+"""Why a call was refused, its process killed, or what else is told of it, for people."""
+
+
+_SWITCHED: Final = frozenset({Counter.SWITCHED_KILLED, Counter.SWITCHED_SPARED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +129,8 @@ class Holding:
     size: int
     kernel: bool
     """The driver's own (page tables), not one the tenant asked for."""
+    followed: bool = True
+    """False: a call that succeeded, of whose buffer nothing is known; its end will not be seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +163,7 @@ class Event:
     def __str__(self) -> str:
         verb = "refused" if self.refused else "took"
         what = f"{self.comm}[{self.pid}] {verb} {self.asked} bytes: {REASONS[self.reason]}"
-        if not self.refused:
+        if self.reason in _SWITCHED:
             return f"{what} ({self.used} were let pass)"
         return what if self.limit is None else f"{what} ({self.used} of {self.limit} used)"
 
@@ -202,8 +212,8 @@ def unpack_usage(data: bytes) -> LedgerUsage:
 
 def unpack_holding(data: bytes) -> Holding:
     """A value of ``buffers`` or ``resources``."""
-    gpu, *cgroups, count, _pad, size, kind, _pad2 = HOLDING.unpack(data)
-    return Holding(gpu, tuple(cgroups[:count]), size, kind == 1)
+    gpu, *cgroups, count, _pad, size, kind, flags = HOLDING.unpack(data)
+    return Holding(gpu, tuple(cgroups[:count]), size, kind == 1, not flags & HOLDING_UNFOLLOWED)
 
 
 def unpack_event(data: bytes) -> Event:

@@ -72,6 +72,11 @@ static __always_inline bool imports(enum device device, __u32 nr)
 	return nr == (device == KFD ? AMDKFD_IOC_IMPORT_DMABUF_NR : DRM_PRIME_FD_TO_HANDLE_NR);
 }
 
+static __always_inline bool looks_at(enum device device, __u32 nr)
+{
+	return may_take_vram(device, nr) || imports(device, nr);
+}
+
 static __always_inline void look(struct file *file, unsigned int cmd, unsigned long arg,
 				 bool sleepable, struct demand *ret)
 {
@@ -148,7 +153,7 @@ static __noinline int reserve(const struct owners *tenants_found, const struct d
 		return refused;
 	caller->reserved_for = to;
 	caller->reserved = demand->size;
-	caller->asked = 1;
+	caller->asked = CALL_ASKED;
 	return 0;
 }
 
@@ -160,7 +165,7 @@ static __always_inline void reserve_nothing(void)
 	if (!caller)
 		return;
 	give_back(caller);
-	caller->asked = 1;
+	caller->asked = CALL_ASKED;
 }
 
 static __always_inline bool is_self_test(unsigned int cmd, unsigned long arg, enum hook hook)
@@ -234,10 +239,11 @@ static __always_inline int decide(struct file *file, unsigned int cmd, unsigned 
 
 	if (is_self_test(cmd, arg, hook))
 		return -EUCLEAN;
-	device = device_of(file);
-	if (device == FOREIGN)
+	/* The number first: nearly all calls of other drivers' files go no further. */
+	if (!looks_at(KFD, demand.nr) && !looks_at(DRM, demand.nr))
 		return 0;
-	if (!may_take_vram(device, demand.nr) && !imports(device, demand.nr))
+	device = device_of(file);
+	if (device == FOREIGN || !looks_at(device, demand.nr))
 		return 0;
 	if (!in_charge(hook))
 		return 0;

@@ -255,26 +255,35 @@ int BPF_PROG(drm_closed, struct drm_device *dev, void *file)
 }
 
 /* The calls the gate looked at end here; what became no buffer goes back. */
-SEC("fexit/kfd_ioctl")
-int BPF_PROG(kfd_ioctl_end)
+static __always_inline int call_ended(void *ctx)
 {
-	if (acts(PART_LEDGER))
-		give_back_current();
+	__u64 ret = 0;
+
+	if (acts(PART_LEDGER) && !bpf_get_func_ret(ctx, &ret))
+		end_call(ret);
 	return 0;
+}
+
+SEC("fexit/kfd_ioctl")
+int kfd_ioctl_end(void *ctx)
+{
+	return call_ended(ctx);
 }
 
 SEC("fexit/amdgpu_drm_ioctl")
-int BPF_PROG(drm_ioctl_end)
+int drm_ioctl_end(void *ctx)
 {
-	if (acts(PART_LEDGER))
-		give_back_current();
-	return 0;
+	return call_ended(ctx);
 }
 
 SEC("fexit/amdgpu_kms_compat_ioctl")
-int BPF_PROG(drm_compat_ioctl_end)
+int drm_compat_ioctl_end(void *ctx)
 {
-	if (acts(PART_LEDGER))
-		give_back_current();
-	return 0;
+	return call_ended(ctx);
+}
+
+SEC("raw_tp/forget")
+int forget(struct bpf_raw_tracepoint_args *ctx)
+{
+	return forget_cgroup(ctx->args[0], ctx->args[1]);
 }

@@ -231,18 +231,29 @@ int BPF_PROG(driver_gone, struct module *module)
 }
 
 /* Where every call the gate looked at ends, and all others too: they find nothing to give back. */
-SEC("fexit/__x64_sys_ioctl")
-int BPF_PROG(ioctl_end)
+static __always_inline int call_ended(void *ctx)
 {
-	if (acts(PART_LEDGER))
-		give_back_current();
+	__u64 ret = 0;
+
+	if (acts(PART_LEDGER) && !bpf_get_func_ret(ctx, &ret))
+		end_call(ret);
 	return 0;
 }
 
-SEC("fexit/__ia32_compat_sys_ioctl")
-int BPF_PROG(ioctl_compat_end)
+SEC("fexit/__x64_sys_ioctl")
+int ioctl_end(void *ctx)
 {
-	if (acts(PART_LEDGER))
-		give_back_current();
-	return 0;
+	return call_ended(ctx);
+}
+
+SEC("fexit/__ia32_compat_sys_ioctl")
+int ioctl_compat_end(void *ctx)
+{
+	return call_ended(ctx);
+}
+
+SEC("raw_tp/forget")
+int forget(struct bpf_raw_tracepoint_args *ctx)
+{
+	return forget_cgroup(ctx->args[0], ctx->args[1]);
 }

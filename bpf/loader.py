@@ -115,6 +115,8 @@ _COUNTED_BY_KEYS: Final = (
 """Small enough that their fill is found by walking them."""
 
 
+_FORGET: Final = "forget"
+"""A program that is attached to nothing and run by ``Maps.forget``."""
 _PROBES: Final = "ledger_probes.bpf.o"
 _PROBE: Final = "kprobe/"
 _REQUIRED_PROBES: Final = frozenset({"bo_create", "bo_destroy", "ioctl_end"})
@@ -248,6 +250,21 @@ class Maps:
         if value is None or not decode.unpack_usage(value).empty:
             return False
         return self._lib.delete(usage.fd, key)
+
+    def forget(self, cgroup: int, gpu: int) -> int:
+        """Drop what a cgroup holds of a GPU by the ledger alone; the number of buffers dropped.
+
+        For one in which no process is left and of which the kernel's own books (KFD, fdinfo, dmem)
+        say 0: their ends were missed, or no ledger was attached. All cgroups that were charged for
+        a buffer, its pod's among them, are given it back; whoever comes to its end later finds
+        nothing to do. Raises BpfError where no ledger acts, or one of a version without this.
+        """
+        generation = self._acting(_Part.LEDGER)[1]
+        if not generation:
+            raise BpfError(f"{self.pin_root}: no ledger is attached that could forget")
+        return self._lib.run(
+            self.pin_root / str(generation) / (_Part.LEDGER.prefix + _FORGET), cgroup, gpu
+        )
 
     def buffers(self) -> dict[int, decode.Holding]:
         """Live buffers on the ledger, by the kernel's address of the object."""
@@ -566,7 +583,7 @@ def _select(library: Libbpf, opened: int, part: _Part) -> dict[str, str | None]:
     targets = {
         name: section.partition("/")[2]
         for _, name, section in programs
-        if not section.startswith("tp_btf/")
+        if not section.startswith(("tp_btf/", "raw_tp/"))
     }
     if _LSM in targets:
         targets[_LSM] = f"bpf_lsm_{targets[_LSM]}"
@@ -578,6 +595,8 @@ def _select(library: Libbpf, opened: int, part: _Part) -> dict[str, str | None]:
     required = _required(part, probes=bool(probed))
     attached: dict[str, str | None] = {}
     for program, name, _ in programs:
+        if name == _FORGET:
+            continue
         target = targets.get(name)
         attached[name] = None
         if target in probed and target not in symbols:
@@ -617,6 +636,9 @@ def _attach(
     """Attach and pin each; what may be missing is noted, not fatal."""
     required = _required(part, probes="bo_init" in attached)
     for program, name, _ in library.programs(opened):
+        if name == _FORGET:
+            library.pin_program(program, links / (part.prefix + name))
+            continue
         if attached[name] is not None:
             continue
         try:

@@ -33,6 +33,23 @@ APART int find_tenants(struct owners *ret)
 	return found;
 }
 
+static __always_inline __u64 innermost_tenant(const struct owners *tenants_found)
+{
+	__u32 last = tenants_found->count < MAX_OWNERS ? tenants_found->count : MAX_OWNERS;
+
+	return last ? tenants_found->cgroup[(last - 1) & (MAX_OWNERS - 1)] : 0;
+}
+
+static __always_inline bool among(const struct owners *tenants_found, __u64 cgroup)
+{
+	__u32 i;
+
+	for (i = 0; i < MAX_OWNERS && i < tenants_found->count; i++)
+		if (tenants_found->cgroup[i] == cgroup)
+			return true;
+	return false;
+}
+
 /* Of the tenants, those with a share of this GPU. */
 APART int find_owners(const struct owners *tenants_found, __u64 gpu, struct owners *ret)
 {
@@ -151,6 +168,57 @@ static __always_inline void give_back_current(void)
 		return;
 	give_back(caller);
 	caller->asked = 0;
+}
+
+/* Above what any task id and below what any kernel address has in its upper bits. */
+#define UNFOLLOWED_KEY_SHIFT 40
+
+/*
+ * The call is over and a buffer may have come of it, but none is on record: the kernel passed over
+ * a program of ours. What was reserved stays charged, until the daemon finds the cgroup empty.
+ */
+static __noinline int keep_unfollowed(struct caller *caller)
+{
+	struct holding holding = { .kind = HOLDING_REQUESTED, .flags = HOLDING_UNFOLLOWED };
+	struct change by = { .buffers = 1 };
+	struct refusal what = { .reason = UNFOLLOWED };
+	__u64 key = (__u64)(__u32)bpf_get_current_pid_tgid() << UNFOLLOWED_KEY_SHIFT |
+		    (bpf_ktime_get_ns() & ((1ULL << UNFOLLOWED_KEY_SHIFT) - 1));
+
+	holding.owners = caller->reserved_for;
+	holding.size = caller->reserved;
+	by.reserved = -(__s64)caller->reserved;
+	caller->reserved = 0;
+	apply_change(&holding.owners, &by);
+	if (bpf_map_update_elem(&buffers, &key, &holding, BPF_NOEXIST))
+		count(UNRECORDED_BUFFER);
+	else
+		populate(POPULATION_BUFFERS, 1);
+	count(UNFOLLOWED);
+	what.cgroup = innermost_tenant(&holding.owners);
+	what.gpu = holding.owners.gpu;
+	what.asked = holding.size;
+	report(&what);
+	return 0;
+}
+
+/*
+ * A driver's call of the caller's returns. EFAULT may come after the buffer: its handle found no
+ * place in the caller's memory.
+ */
+static __always_inline void end_call(long ret)
+{
+	struct caller *caller = current_caller(0);
+
+	if (!caller)
+		return;
+	if (caller->reserved && !(caller->asked & CALL_MADE_ELSEWHERE) &&
+	    (ret >= 0 || ret == -EFAULT))
+		keep_unfollowed(caller);
+	else
+		give_back(caller);
+	caller->asked = 0;
+	caller->creating = 0;
 }
 
 /* Of the caller's cgroups with a share of this GPU, the innermost that is limited; 0: none. */

@@ -59,8 +59,10 @@ static __always_inline void record_buffer(struct caller *caller, __u64 key, __u6
 	struct holding holding = { .size = size, .kind = caller->kind };
 	struct change by = { .buffers = 1 };
 
-	if (caller->kind == HOLDING_REQUESTED && !caller->in_vram)
+	if (caller->kind == HOLDING_REQUESTED && !caller->in_vram) {
+		caller->asked |= CALL_MADE_ELSEWHERE;
 		return;
+	}
 	if (holding.kind == HOLDING_REQUESTED)
 		settle(caller, holding.size);
 	else
@@ -144,6 +146,65 @@ static __always_inline void enter_vram(__u64 key, __u64 bo, __u64 size)
 	}
 	populate(POPULATION_RESOURCES, 1);
 	change_residence(&holding, holding.size);
+}
+
+struct forgetting {
+	__u64 cgroup;
+	__u64 gpu;
+	__u32 found;
+	__u32 pad;
+};
+
+static __always_inline bool concerns(const struct holding *holding, const struct forgetting *what)
+{
+	return holding->owners.gpu == what->gpu && among(&holding->owners, what->cgroup);
+}
+
+static long forget_buffer(void *map, const __u64 *key, struct holding *buffer,
+			  struct forgetting *what)
+{
+	if (concerns(buffer, what) && end_buffer(*key)) {
+		count(FORGOTTEN);
+		what->found++;
+	}
+	return 0;
+}
+
+static long forget_resource(void *map, const __u64 *key, struct holding *resource,
+			    struct forgetting *what)
+{
+	if (concerns(resource, what))
+		leave_vram(*key);
+	return 0;
+}
+
+/*
+ * What a cgroup holds by the ledger and not in truth: ends were passed over, or nobody was there to
+ * see them. Every cgroup that was charged for it is given it back; what then is left of the
+ * cgroup's own charge, for which nothing is on record, goes too. Number of buffers dropped.
+ *
+ * The caller has made sure that no process is in it: what is on its way is left alone.
+ */
+static __always_inline int forget_cgroup(__u64 cgroup, __u64 gpu)
+{
+	struct forgetting what = { .cgroup = cgroup, .gpu = gpu };
+	struct ledger_key key = { .cgroup = cgroup, .gpu = gpu };
+	struct usage *of;
+	__s64 rest;
+
+	bpf_for_each_map_elem(&buffers, forget_buffer, &what, 0);
+	bpf_for_each_map_elem(&resources, forget_resource, &what, 0);
+	of = bpf_map_lookup_elem(&usage, &key);
+	if (!of)
+		return what.found;
+	/* In this order: a reservation that comes in between is not taken for what is left. */
+	rest = *(volatile __s64 *)&of->requested;
+	rest -= *(volatile __s64 *)&of->reserved;
+	__sync_fetch_and_add(&of->requested, -rest);
+	__sync_fetch_and_add(&of->resident, -*(volatile __s64 *)&of->resident);
+	__sync_fetch_and_add(&of->page_tables, -*(volatile __s64 *)&of->page_tables);
+	__sync_fetch_and_add(&of->buffers, -*(volatile __s64 *)&of->buffers);
+	return what.found;
 }
 
 #endif

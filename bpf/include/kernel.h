@@ -28,6 +28,7 @@ typedef _Bool bool;
 
 #define ENOMEM	12
 #define EACCES	13
+#define EFAULT	14
 #define EINVAL	22
 #define EUCLEAN 117
 

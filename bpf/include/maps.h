@@ -87,13 +87,16 @@ struct holding {
 	struct owners owners;
 	__u64 size;
 	__u32 kind;
-	__u32 pad;
+	__u32 flags;
 };
 
 enum holding_kind {
 	HOLDING_REQUESTED, /* the tenant's: charged to `requested`, resident in `resident` */
 	HOLDING_KERNEL, /* the driver's: resident in `page_tables` */
 };
+
+/* holding.flags: a call's reservation that no buffer is known for, under a key no object has. */
+#define HOLDING_UNFOLLOWED 1U
 
 /* What a task is in the middle of. */
 struct caller {
@@ -105,8 +108,13 @@ struct caller {
 	__u32 in_vram; /* the buffer being made was asked to lie in VRAM */
 	__u64 size; /* of the buffer being made, where only its beginning tells */
 	__u64 placing; /* a buffer that is getting a place in VRAM */
-	__u32 asked; /* the gate let the call under way pass, for what is reserved and no more */
+	__u32 asked; /* CALL_*; 0: the gate was not asked about the call under way */
 };
+
+/* Asked, and let pass for what is reserved and no more. */
+#define CALL_ASKED 1U
+/* Its buffer is made, and not in VRAM after all. */
+#define CALL_MADE_ELSEWHERE 2U
 
 /*
  * Which generations of a part act: both at once for the moment of a hand-over. Every action is
@@ -146,7 +154,7 @@ enum population_of {
 	POPULATIONS,
 };
 
-/* Reasons of an event first, refusals before others; then what is only counted. */
+/* No number is ever given another meaning: the map outlives what was built with it. */
 enum counter {
 	REFUSED_LIMIT,
 	REFUSED_UNKNOWN_GPU,
@@ -176,6 +184,8 @@ enum counter {
 	NOT_ENTERED,
 	IMPORTED,
 	UNRECORDED_CLIENT,
+	UNFOLLOWED,
+	FORGOTTEN,
 	COUNTERS,
 };
 

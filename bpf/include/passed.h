@@ -35,16 +35,6 @@ static __always_inline struct file *file_at(__u32 fd)
 	return found;
 }
 
-static __always_inline bool among(const struct owners *tenants_found, __u64 cgroup)
-{
-	__u32 i;
-
-	for (i = 0; i < MAX_OWNERS && i < tenants_found->count; i++)
-		if (tenants_found->cgroup[i] == cgroup)
-			return true;
-	return false;
-}
-
 /* A buffer that was made in a container the caller is not in; NULL if it is no such buffer. */
 static __always_inline struct holding *foreign_buffer(__u64 key, const struct owners *tenants_found)
 {
@@ -55,13 +45,6 @@ static __always_inline struct holding *foreign_buffer(__u64 key, const struct ow
 		return NULL;
 	innermost = (buffer->owners.count - 1) & (MAX_OWNERS - 1);
 	return among(tenants_found, buffer->owners.cgroup[innermost]) ? NULL : buffer;
-}
-
-static __always_inline __u64 innermost_tenant(const struct owners *tenants_found)
-{
-	__u32 last = tenants_found->count < MAX_OWNERS ? tenants_found->count : MAX_OWNERS;
-
-	return last ? tenants_found->cgroup[(last - 1) & (MAX_OWNERS - 1)] : 0;
 }
 
 /* The import that the gate let pass is of another container's buffer after all. */

@@ -17,7 +17,12 @@ _TESTS = "TheByte or WordsNoLibrary or TheRecord or WhoIsAsked or takes_over_wha
 def _gate_tests(which: str, node: NodeOptions) -> VmResult:
     files = [
         f"tests/vm/guest/{name}.py"
-        for name in ("test_gate", "test_gate_reload", "test_ledger_undisturbed")
+        for name in (
+            "test_gate",
+            "test_gate_reload",
+            "test_gate_unfollowed",
+            "test_ledger_undisturbed",
+        )
     ]
     return run_vm([*_PYTEST, "-q", "-k", which, *files], node, timeout_s=400)
 
@@ -31,6 +36,6 @@ def test_without_the_security_module_the_gate_holds_by_fmod_ret() -> None:
 @pytest.mark.vm
 @pytest.mark.parametrize("kernel", ["dmem", "nodmem"])
 def test_a_driver_without_type_information_is_followed_by_probes(kernel: str) -> None:
-    which = f"{_TESTS} or WhoIsHeld or EverythingComesBack or reload or undisturbed"
+    which = f"{_TESTS} or WhoIsHeld or EverythingComesBack or reload or undisturbed or unfollowed"
     result = _gate_tests(which, NodeOptions(kernel=kernel, gpus=2, module_btf=False))
     assert result.returncode == 0, (result.stdout + result.stderr).decode()

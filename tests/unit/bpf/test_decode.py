@@ -103,8 +103,18 @@ def test_every_reason_of_an_event_has_a_sentence() -> None:
     assert set(decode.REASONS) == {
         counter
         for counter in decode.Counter
-        if counter.name.startswith("REFUSED") or counter.name.startswith("SWITCHED")
+        if counter.name.startswith(("REFUSED", "SWITCHED", "UNFOLLOWED"))
     }
+
+
+def test_what_stays_charged_unseen_is_no_refusal_and_no_kill() -> None:
+    event = decode.Event(1.0, 42, "x", 9, 0x300, 8192, 0, None, decode.Counter.UNFOLLOWED, 0)
+    assert not event.refused
+    assert (
+        str(event) == "x[42] took 8192 bytes: the kernel passed over the ledger, it stays charged"
+    )
+    holding = decode.HOLDING.pack(0x300, 9, 0, 0, 0, 1, 0, 8192, 0, decode.HOLDING_UNFOLLOWED)
+    assert decode.unpack_holding(holding) == decode.Holding(0x300, (9,), 8192, False, False)
 
 
 def test_a_kill_reads_as_one_sentence_with_what_was_let_pass() -> None:

@@ -137,6 +137,20 @@ class Driver:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
 
+    def call_read_only(self, path: str, arguments: bytes, command: int = KFD_ALLOC) -> None:
+        """The call with its arguments where the driver can read and cannot answer."""
+        memory = os.memfd_create("arguments")
+        os.write(memory, arguments.ljust(_PAGE, b"\0"))
+        address = self._libc.mmap(None, _PAGE, mmap.PROT_READ, mmap.MAP_SHARED, memory, 0)
+        os.close(memory)
+        ctypes.string_at(address, 1)
+        result = self._libc.ioctl(
+            self._files[path], ctypes.c_ulong(command), ctypes.c_void_p(address)
+        )
+        if result < 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+
     def call32(self, path: str, command: int, arguments: bytes) -> None:
         """The call as a 32-bit process makes it: int $0x80, arguments below 4 GiB."""
         low = self._libc.mmap(
