@@ -19,7 +19,8 @@ def prepare(cache: Cache, report: Report) -> Path:
     """The program, built if its source changed. Raises StepError."""
 
     def make(into: Path, step: Step) -> None:
-        step.run(["gcc", *_FLAGS, "-o", into / SOURCE.stem, SOURCE])
+        parts = sorted(SOURCE.parent.glob("*.c"))
+        step.run(["gcc", *_FLAGS, "-o", into / SOURCE.stem, *parts])
 
     sources = SOURCE.parent.glob("*.[ch]")
     key = digest(digest_files(sources, SOURCE.parent), *_FLAGS)

@@ -67,6 +67,8 @@
  *   pid                                                                       pid
  *   sleep SECONDS
  *   exit [STATUS]
+ *
+ * What hostile programs try is in escape.c, random use by many at once in storm.c.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -88,39 +90,14 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "abi.h"
-
-#define MAX_WORDS  1100
-#define MAX_LINE   65536
-#define MAX_LISTED 1024
-#define HUGE_BYTES (2ULL << 20)
-#define DEFAULT_KFD_FLAGS                                                  \
-	(KFD_IOC_ALLOC_MEM_FLAGS_VRAM | KFD_IOC_ALLOC_MEM_FLAGS_WRITABLE | \
-	 KFD_IOC_ALLOC_MEM_FLAGS_EXECUTABLE)
-
-struct client {
-	int drm;
-	int kfd;
-	/* The next GPU address nobody uses; a gap of 2 MiB after each buffer. */
-	uint64_t next_va;
-	bool misunderstood;
-};
-
-struct command {
-	const char *name;
-	/* What the arguments must be; shown when they are not. */
-	const char *usage;
-	int least, most;
-	/* 0, or -1 with errno set. May have said "ok" fields through say(). */
-	int (*run)(struct client *c, int n, char **words);
-};
+#include "client.h"
 
 /* ---- answers ---- */
 
 static char answer[MAX_LINE];
 static size_t answer_length;
 
-__attribute__((format(printf, 1, 2))) static void say(const char *format, ...)
+void say(const char *format, ...)
 {
 	va_list args;
 	int n;
@@ -134,7 +111,7 @@ __attribute__((format(printf, 1, 2))) static void say(const char *format, ...)
 		answer_length = sizeof(answer) - 1;
 }
 
-static const char *errno_name(int number)
+const char *errno_name(int number)
 {
 	static char unknown[16];
 
@@ -192,7 +169,7 @@ static bool is_number(const char *word, uint64_t *ret)
 	return !errno && *word && *word != '-' && !*end;
 }
 
-static int bad_number(const char *word, uint64_t *ret)
+int bad_number(const char *word, uint64_t *ret)
 {
 	if (is_number(word, ret))
 		return 0;
@@ -217,7 +194,22 @@ static int bad_domain(const char *word, uint64_t *ret)
 	return 0;
 }
 
-static uint64_t take_va(struct client *c, uint64_t bytes)
+int read_hex(const char *word, unsigned char *ret, size_t most)
+{
+	size_t i, length = strlen(word) / 2;
+	unsigned int byte;
+
+	for (i = 0; i < length && i < most; i++) {
+		if (sscanf(word + 2 * i, "%2x", &byte) != 1) {
+			errno = EINVAL;
+			return -1;
+		}
+		ret[i] = (unsigned char)byte;
+	}
+	return (int)i;
+}
+
+uint64_t take_va(struct client *c, uint64_t bytes)
 {
 	uint64_t va = c->next_va;
 
@@ -225,8 +217,7 @@ static uint64_t take_va(struct client *c, uint64_t bytes)
 	return va;
 }
 
-/* An interrupted call is made again; no other error is. */
-static int call(int fd, unsigned long cmd, void *args)
+int call(int fd, unsigned long cmd, void *args)
 {
 	int r;
 
@@ -436,8 +427,8 @@ static int do_kfd_available(struct client *c, int n, char **w)
 	return 0;
 }
 
-static int kfd_alloc(struct client *c, uint64_t gpu, uint64_t bytes, uint64_t flags,
-		     uint64_t address, struct kfd_ioctl_alloc_memory_of_gpu_args *ret)
+int kfd_alloc(struct client *c, uint64_t gpu, uint64_t bytes, uint64_t flags, uint64_t address,
+	      struct kfd_ioctl_alloc_memory_of_gpu_args *ret)
 {
 	*ret = (struct kfd_ioctl_alloc_memory_of_gpu_args){
 		.va_addr = take_va(c, bytes),
@@ -717,8 +708,7 @@ static int do_smi_read(struct client *c, int n, char **w)
 
 /* ---- DRM ---- */
 
-static int gem_create(struct client *c, uint64_t bytes, uint64_t domain, uint64_t flags,
-		      uint32_t *ret)
+int gem_create(struct client *c, uint64_t bytes, uint64_t domain, uint64_t flags, uint32_t *ret)
 {
 	union drm_amdgpu_gem_create args = { 0 };
 
@@ -1090,7 +1080,7 @@ static int do_race(struct client *c, int n, char **w)
 
 /* ---- anything ---- */
 
-static int which_file(struct client *c, const char *word, int *ret)
+int which_file(struct client *c, const char *word, int *ret)
 {
 	if (!strcmp(word, "kfd"))
 		*ret = c->kfd;
@@ -1107,36 +1097,29 @@ static int do_ioctl(struct client *c, int n, char **w)
 {
 	/* As much as a command word can say, so that the kernel never reads past it. */
 	static unsigned char data[1 << 14];
-	size_t i, length = 0;
+	size_t i, length;
 	uint64_t cmd;
-	unsigned int byte;
 	int fd, r, saved;
 
 	if (which_file(c, w[0], &fd) || bad_number(w[1], &cmd))
 		return -1;
 	memset(data, 0, sizeof(data));
-	if (n > 2) {
-		length = strlen(w[2]) / 2;
-		for (i = 0; i < length && i < sizeof(data); i++) {
-			if (sscanf(w[2] + 2 * i, "%2x", &byte) != 1) {
-				errno = EINVAL;
-				return -1;
-			}
-			data[i] = (unsigned char)byte;
-		}
-	}
+	r = n > 2 ? read_hex(w[2], data, sizeof(data)) : 0;
+	if (r < 0)
+		return -1;
+	length = (size_t)r;
 	r = ioctl(fd, cmd, data);
 	saved = errno;
 	if (length) {
 		say(" data=");
-		for (i = 0; i < length && i < sizeof(data); i++)
+		for (i = 0; i < length; i++)
 			say("%02x", data[i]);
 	}
 	errno = saved;
 	return r < 0 ? -1 : 0;
 }
 
-static uint64_t next_random(uint64_t *state)
+uint64_t next_random(uint64_t *state)
 {
 	*state ^= *state << 13;
 	*state ^= *state >> 7;
@@ -1260,7 +1243,10 @@ static const struct command commands[] = {
 	{ "fuzz", "kfd|drm SEED COUNT", 3, 3, do_fuzz },
 	{ "pid", "", 0, 0, do_pid },
 	{ "sleep", "SECONDS", 1, 1, do_sleep },
+	{ 0 },
 };
+
+static const struct command *const lists[] = { commands, escape_commands, storm_commands };
 
 /* ---- the loop ---- */
 
@@ -1284,8 +1270,6 @@ static void misunderstood(struct client *c, const char *name, const char *usage)
 	c->misunderstood = true;
 }
 
-static void run_words(struct client *c, int n, char **words);
-
 static void run_in_child(struct client *c, int n, char **words)
 {
 	pid_t child;
@@ -1308,7 +1292,7 @@ static void run_in_child(struct client *c, int n, char **words)
 	}
 }
 
-static void run_words(struct client *c, int n, char **words)
+void run_words(struct client *c, int n, char **words)
 {
 	const struct command *command;
 	uint64_t status = c->misunderstood ? 2 : 0;
@@ -1331,9 +1315,10 @@ static void run_words(struct client *c, int n, char **words)
 			run_in_child(c, n - 1, words + 1);
 		return;
 	}
-	for (i = 0; i < sizeof(commands) / sizeof(commands[0]); i++) {
-		command = &commands[i];
-		if (strcmp(words[0], command->name))
+	for (i = 0; i < sizeof(lists) / sizeof(lists[0]); i++) {
+		for (command = lists[i]; command->name && strcmp(words[0], command->name);)
+			command++;
+		if (!command->name)
 			continue;
 		if (n - 1 < command->least || n - 1 > command->most) {
 			misunderstood(c, command->name, command->usage);
@@ -1341,7 +1326,9 @@ static void run_words(struct client *c, int n, char **words)
 		}
 		errno = 0;
 		r = command->run(c, n - 1, words + 1);
-		print_answer(command->name, r ? errno : 0);
+		if (r || !c->answered)
+			print_answer(command->name, r ? errno : 0);
+		c->answered = false;
 		return;
 	}
 	misunderstood(c, words[0], "a known command");
@@ -1359,6 +1346,14 @@ static void run_line(struct client *c, char *line)
 		run_words(c, n, words);
 }
 
+void run_input(struct client *c)
+{
+	static char line[MAX_LINE];
+
+	while (fgets(line, sizeof(line), stdin))
+		run_line(c, line);
+}
+
 int main(int argc, char **argv)
 {
 	/* Well above what programs map by themselves, well below the hole. */
@@ -1370,9 +1365,7 @@ int main(int argc, char **argv)
 		snprintf(line, sizeof(line), "%s", argv[i]);
 		run_line(&c, line);
 	}
-	if (argc < 2) {
-		while (fgets(line, sizeof(line), stdin))
-			run_line(&c, line);
-	}
+	if (argc < 2)
+		run_input(&c);
 	return c.misunderstood ? 2 : 0;
 }
