@@ -10,6 +10,8 @@ PYTHON := $(BIN)/python
 CLANG ?= $(or $(shell command -v clang clang-20 clang-19 clang-18 clang-17 clang-16 clang-15 \
 	clang-14 | head -n 1),clang)
 
+BPF_ARCH ?= x86
+
 PROTOS := enforcer/api/enforcer.proto $(wildcard deviceplugin/api/*.proto)
 PROTO_PY := $(PROTOS:.proto=_pb2.py)
 BPF_OBJECTS := $(patsubst %.bpf.c,%.bpf.o,$(wildcard bpf/*.bpf.c))
@@ -35,7 +37,8 @@ $(PROTO_PY) $(BPF_OBJECTS): | $(PYTHON)
 # The kernel's types are ours (bpf/include/kernel.h); only its uapi headers are the machine's.
 bpf/%.bpf.o: bpf/%.bpf.c $(wildcard bpf/include/*.h)
 	$(CLANG) -target bpf -mcpu=v3 -O2 -g -Wall -Wextra -Wno-unused-parameter -Werror \
-		-D__TARGET_ARCH_x86 -Ibpf/include -idirafter /usr/include/$(shell uname -m)-linux-gnu \
+		-D__TARGET_ARCH_$(BPF_ARCH) -ffile-prefix-map=$(CURDIR)=. -fdebug-compilation-dir=. \
+		-Ibpf/include -idirafter /usr/include/$(shell uname -m)-linux-gnu \
 		-c $< -o $@
 
 # What must hold before every commit. Tracked files only: `git add` comes first.
@@ -71,3 +74,9 @@ bench: prepare generate
 .PHONY: demo
 demo: prepare generate
 	$(BIN)/ringfence demo
+
+# The container image as dist/ringfence-*.tar, with its bill of materials beside it. IMAGE="--debug"
+# for the flavour with a shell and BCC, IMAGE="--arch arm64" for the other architecture.
+.PHONY: image
+image: prepare
+	$(PYTHON) -m image $(IMAGE)

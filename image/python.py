@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Python part of the image: our wheel, the locked wheels it needs, and all of it compiled."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from image.contents import PYTHON, SITE, Architecture
+from tests.testbed.cache import StepError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tests.testbed.cache import Step
+
+PLATFORMS = ("manylinux_2_28", "manylinux_2_17", "manylinux2014")
+"""Kinds of wheels that the suite's libc can load."""
+LOCK = Path(__file__).with_name("requirements.txt")
+SOURCES = ("enforcer", "deviceplugin", "bpf", "audit_hook")
+"""Our packages."""
+_FILES = ("setup.py", "pyproject.toml", "MANIFEST.in", "Makefile", "README.md", "LICENSE")
+_ZIP_EPOCH = "315532800"
+"""1980, the first year that a wheel can name."""
+_GENERATED = ("__pycache__", "*_pb2*.py*", "*.o", "*.so", "*.new")
+
+
+def build_wheel(
+    project: Path, into: Path, architecture: Architecture, epoch: int, step: Step
+) -> Path:
+    """Our wheel, from a copy of the sources alone: what else lies in the tree has no part in it."""
+    stage = into / "source"
+    for name in SOURCES:
+        shutil.copytree(project / name, stage / name, ignore=shutil.ignore_patterns(*_GENERATED))
+    for name in _FILES:
+        shutil.copy2(project / name, stage / name)
+    step.say("building the wheel: protobuf code, BPF objects, hook")
+    wheels = into / "wheels"
+    step.run(
+        [
+            *(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"),
+            *("--no-build-isolation", "--wheel-dir", wheels),
+            f"--config-settings=--build-option=--plat-name=linux_{architecture.machine}",
+            stage,
+        ],
+        env={
+            "SOURCE_DATE_EPOCH": str(epoch),
+            "BPF_ARCH": architecture.bpf,
+            "CC": architecture.compiler,
+        },
+    )
+    (wheel,) = wheels.glob("ringfence-*.whl")
+    return wheel
+
+
+def install_locked(root: Path, architecture: Architecture, step: Step) -> None:
+    """Put the locked wheels below ``root``. Every hash is checked against the lock."""
+    step.say("installing the locked wheels")
+    step.run(
+        [
+            *(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"),
+            *("--no-deps", "--no-compile", "--target", root / SITE, "--require-hashes"),
+            *("--implementation", "cp", "--python-version", PYTHON),
+            *(f"--platform={tag}_{architecture.machine}" for tag in PLATFORMS),
+            *("--requirement", LOCK),
+        ],
+        # One of them is a source archive, of Python files only.
+        env={"SOURCE_DATE_EPOCH": _ZIP_EPOCH},
+    )
+
+
+def install_ours(root: Path, wheel: Path) -> None:
+    """Unpack our wheel: it has no scripts and no data that belong elsewhere."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(root / SITE)
+
+
+def compile_all(root: Path, folders: Sequence[str], step: Step) -> None:
+    """Compile below ``folders`` with the image's own Python: its root will be read-only.
+
+    The bytecode carries a hash instead of a time and is not checked against its source, which
+    nobody can change. Runs only where the processor can run what is in ``root``.
+    """
+    step.say(f"compiling {', '.join(folders)}")
+    step.run(
+        [
+            *_as_root(),
+            *("chroot", root, f"/usr/bin/python{PYTHON}", "-I", "-m", "compileall", "-q"),
+            *("--invalidation-mode", "unchecked-hash", *(f"/{folder}" for folder in folders)),
+        ],
+        # Sets of names are written in the order of their hashes.
+        env={"PYTHONHASHSEED": "0"},
+    )
+
+
+def distributions(root: Path) -> Iterator[tuple[str, str, str | None]]:
+    """Name, version and licence expression of each distribution below ``root``."""
+    for path in sorted((root / SITE).glob("*.dist-info/METADATA")):
+        fields: dict[str, str] = {}
+        for line in path.read_text().split("\n\n", 1)[0].splitlines():
+            name, colon, value = line.partition(": ")
+            if colon and not line[0].isspace():
+                fields.setdefault(name, value)
+        yield fields["Name"], fields["Version"], fields.get("License-Expression")
+
+
+def _as_root() -> tuple[str, ...]:
+    if os.geteuid() == 0:
+        return ()
+    if shutil.which("unshare") is None:
+        raise StepError("image: expected root, or unshare to be root in a namespace of its own")
+    return ("unshare", "--map-root-user")
