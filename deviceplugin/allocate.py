@@ -7,12 +7,12 @@ There is no third way: an annotation that cannot be used never turns into a whol
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from deviceplugin.codec import TO_ALLOCATE, AnnotationError, decode_cus, encode_cus
 from deviceplugin.cu import CuLayout, CusExhaustedError, to_bitmap, to_ids
 from deviceplugin.devices import Device, find_device, overlaps, share_key
+from deviceplugin.hook import IN_CONTAINER
 from enforcer.model import MIB, ContainerKind, Share, Slice
 from enforcer.slices import hook_directory
 
@@ -21,18 +21,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from deviceplugin.codec import DeviceShare
+    from deviceplugin.hook import Hook
     from deviceplugin.pending import Turn
     from enforcer.model import Gpu
 
-AUDITOR = "libringfence-audit.so"
-TOOL = "libringfence-hsa.so"
-HOOK_IN_CONTAINER = PurePosixPath("/usr/local/ringfence")
 SLICE_IN_CONTAINER = "/etc/ringfence"
 LEDGER = "ledger/usage.v1"
 LEDGER_IN_CONTAINER = f"/run/ringfence/{LEDGER}"
-TLS_TUNABLE = "glibc.rtld.optional_static_tls=4096"
-"""Room for jemalloc's static TLS beside an auditor (glibc bug 31991)."""
-
 _MOST_CUS = 100_000
 """More than any GPU has: a checkpoint may name CUs that the GPU in this place lacks today."""
 
@@ -246,17 +241,11 @@ def promised_bytes(slices: Iterable[Slice], device: Device) -> int:
     return max(peak, running)
 
 
-def hook_installed(directory: Path) -> bool:
-    """True if both objects of the hook are in the host's directory: with one it cannot work."""
-    return (directory / AUDITOR).is_file() and (directory / TOOL).is_file()
-
-
-def answer(item: Slice, devices: Sequence[Device], hook: Path | None, run: Path) -> Answer:
+def answer(item: Slice, devices: Sequence[Device], hook: Hook | None, run: Path) -> Answer:
     """What kubelet is to add to the container of a slice.
 
-    ``hook`` is the host's directory with the hook's objects, None where there are none; below the
-    host's ``run`` the enforcer keeps the hook's files of each container. A GPU of the slice that is
-    gone raises KeyError.
+    ``hook`` is None where it is not installed; below the host's ``run`` the enforcer keeps the
+    hook's files of each container. A GPU of the slice that is gone raises KeyError.
     """
     by_key = {device.key: device for device in devices}
     chosen = [by_key[share_key(share)] for share in item.shares]
@@ -276,10 +265,8 @@ def answer(item: Slice, devices: Sequence[Device], hook: Path | None, run: Path)
         envs["HIP_OVERSUBSCRIBE"] = "true"
     if hook is None:
         return replace(given, envs=envs)
-    envs["LD_AUDIT"] = str(HOOK_IN_CONTAINER / AUDITOR)
-    envs["HSA_TOOLS_LIB"] = str(HOOK_IN_CONTAINER / TOOL)
-    envs["GLIBC_TUNABLES"] = TLS_TUNABLE
-    return replace(given, envs=envs, mounts=_hook_mounts(item, hook, run))
+    envs |= hook.envs()
+    return replace(given, envs=envs, mounts=_hook_mounts(item, hook.directory, run))
 
 
 def whole_answer(chosen: Sequence[Device]) -> Answer:
@@ -291,10 +278,10 @@ def whole_answer(chosen: Sequence[Device]) -> Answer:
     return Answer(envs, tuple(nodes_of(chosen)), gpus=tuple(chosen))
 
 
-def _hook_mounts(item: Slice, hook: Path, run: Path) -> tuple[Mount, ...]:
+def _hook_mounts(item: Slice, objects: Path, run: Path) -> tuple[Mount, ...]:
     own = hook_directory(run, item.pod_uid, item.container)
     return (
-        Mount(str(hook), str(HOOK_IN_CONTAINER)),
+        Mount(str(objects), str(IN_CONTAINER)),
         # The directory, as the enforcer replaces the slice file by another of its name.
         Mount(str(own), SLICE_IN_CONTAINER),
         # The file alone: a tenant can neither delete it nor put others beside it on the host.

@@ -16,6 +16,7 @@ from deviceplugin.events import CHECKPOINT, CONFLICT, Events, NodeEvent
 from deviceplugin.exporter import Exporter
 from deviceplugin.health import GpuSource, Offer
 from deviceplugin.hold import Holder
+from deviceplugin.hook import Hook
 from deviceplugin.node import Publisher
 from deviceplugin.options import OptionsError, read_options, terms
 from deviceplugin.podresources import read_pod_resources
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from deviceplugin.server import Giver
     from deviceplugin.terms import Terms
 
-_INVENTORY_SECONDS = 10.0
 _POD_RESOURCES_SECONDS = 2.0
 _SYNC_SECONDS = 2.0
 _LOCK = "device-plugin.lock"
@@ -110,7 +110,7 @@ def _work(arguments: argparse.Namespace, stopping: threading.Event, api: ApiServ
         return overridden(configured, node.annotations if node is not None else {})
 
     exporter = Exporter(arguments.metrics_exporter)
-    offer = Offer(source.read, current_terms, _INVENTORY_SECONDS, cache.wake, exporter.ailing)
+    offer = Offer(source.read, current_terms, arguments.health_pulse, cache.wake, exporter.ailing)
     events = Events(api, cache, offer)
     pod_resources = arguments.kubelet_dir / "pod-resources" / "kubelet.sock"
     held = partial(read_pod_resources, pod_resources, _POD_RESOURCES_SECONDS)
@@ -133,7 +133,7 @@ def _work(arguments: argparse.Namespace, stopping: threading.Event, api: ApiServ
             checkpoint,
             release,
             node=arguments.node_name,
-            hook_dir=arguments.hook_dir,
+            hook=Hook(arguments.hook_dir, arguments.hip_log_level),
             run_dir=arguments.socket.parent,
         )
         holder = Holder(client)

@@ -132,6 +132,12 @@ def parser(settings: Mapping[str, str] | None = None) -> argparse.ArgumentParser
         "/usr/local/ringfence",
         "the host's directory with the hook, mounted into slices when both its files are there",
     )
+    add(
+        "hip-log-level",
+        _log_level,
+        "0",
+        "what the hook tells in a slice's processes: 1 errors to 4 everything; 0: its own default",
+    )
     add("sys", _path, "/sys", "where sysfs is mounted")
     add("dev", _path, "/dev", "where the host's /dev is mounted")
     add("cdi-dir", _path, None, "where to write a CDI spec; GPUs are then given by CDI name")
@@ -185,6 +191,12 @@ def parser(settings: Mapping[str, str] | None = None) -> argparse.ArgumentParser
         _path,
         EXPORTER,
         "socket of AMD's Device Metrics Exporter: a GPU it calls unhealthy is",
+    )
+    add(
+        "health-pulse",
+        _seconds,
+        "10",
+        "seconds between two looks at the GPUs and their health",
     )
     switch("report-node-capacity", "publish the sums of amd.com/gpumem and gpucores on the node")
     switch("fail-open", "start containers whose limit nothing can hold, instead of refusing them")
@@ -268,6 +280,12 @@ def _split_count(text: str) -> int:
     return int(text)
 
 
+def _log_level(text: str) -> int:
+    if text not in {"0", "1", "2", "3", "4"}:
+        raise argparse.ArgumentTypeError(f"expected 0 to 4, found {text!r}")
+    return int(text)
+
+
 def _scaling(text: str) -> float:
     try:
         factor = float(text)
@@ -276,6 +294,16 @@ def _scaling(text: str) -> float:
     if not 1 <= factor <= 100:
         raise argparse.ArgumentTypeError(f"expected 1 to 100, found {text!r}")
     return factor
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.1 <= seconds <= 3600:
+        raise argparse.ArgumentTypeError(f"expected 0.1 to 3600, found {text!r}")
+    return seconds
 
 
 def _gpus(text: str) -> frozenset[str]:
@@ -290,5 +318,7 @@ def _gpus(text: str) -> frozenset[str]:
 
 _path.metavar = "PATH"  # type: ignore[attr-defined]
 _split_count.metavar = "N"  # type: ignore[attr-defined]
+_log_level.metavar = "LEVEL"  # type: ignore[attr-defined]
 _scaling.metavar = "FACTOR"  # type: ignore[attr-defined]
+_seconds.metavar = "SECONDS"  # type: ignore[attr-defined]
 _gpus.metavar = "GPUS"  # type: ignore[attr-defined]

@@ -8,10 +8,11 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Protocol
 
-from deviceplugin.allocate import answer, decide, hook_installed, idle_xccs
+from deviceplugin.allocate import answer, decide, idle_xccs
 from deviceplugin.apiserver import ApiServerError
 from deviceplugin.devices import find_device, share_key
 from deviceplugin.hold import slices_to_hold
+from deviceplugin.hook import Installed
 from deviceplugin.pending import choose, owners, strangers, turns
 from deviceplugin.refusal import RefusalError
 from enforcer.model import MIB
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from deviceplugin.checkpoint import Checkpoint
     from deviceplugin.codec import NodeLock
     from deviceplugin.health import Offer
+    from deviceplugin.hook import Hook
     from deviceplugin.pending import Turn
     from deviceplugin.pod import Pod
     from deviceplugin.pods import PodCache
@@ -52,7 +54,7 @@ class Scheduled:
         binding: Binding,
         *,
         node: str,
-        hook_dir: Path,
+        hook: Hook,
         run_dir: Path,
     ) -> None:
         self._offer = offer
@@ -60,7 +62,8 @@ class Scheduled:
         self._checkpoint = checkpoint
         self._binding = binding
         self._node = node
-        self._hook_dir = hook_dir
+        self._hook = Installed(hook)
+        self._hook.look()
         self._run_dir = run_dir
 
     def allocate(self, resource: str, device_ids: Sequence[str], deadline: float) -> Answer:
@@ -69,8 +72,7 @@ class Scheduled:
             raise RefusalError("another Allocate takes too long, see the log of ringfence")
         try:
             item = self._give(resource, device_ids, deadline)
-            hook = self._hook_dir if hook_installed(self._hook_dir) else None
-            given = answer(item, self._offer.devices, hook, self._run_dir)
+            given = answer(item, self._offer.devices, self._hook.look(), self._run_dir)
         except KeyError as error:
             raise RefusalError(f"GPU {error} of the slice is not on this node any more") from error
         except RefusalError as error:

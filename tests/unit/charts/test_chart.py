@@ -43,6 +43,8 @@ VARIANTS: dict[str, Values] = {
             "excludeGPUs": ["0000:05:00.0", "card3"],
             "memoryScaling": 1.5,
             "allocatorPolicy": "spread",
+            "healthPulse": 2.5,
+            "hipLogLevel": 4,
             "metricsExporterDir": "",
             "reportNodeCapacity": True,
             "cdi": {"enabled": True, "specDir": "/etc/cdi"},
@@ -364,6 +366,7 @@ def test_the_modes_reach_the_plugin() -> None:
         exclude=frozenset({"0000:05:00.0", "card3"}),
     )
     assert options.allocator_policy == "spread"
+    assert (options.health_pulse, options.hip_log_level) == (2.5, 4)
     assert options.report_node_capacity is True
     assert str(options.cdi_dir) == "/etc/cdi"
     mount = mounts("device-plugin", VARIANTS["modes"])["/etc/cdi"]

@@ -13,12 +13,12 @@ from deviceplugin.allocate import (
     answer,
     decide,
     held_cus,
-    hook_installed,
     idle_xccs,
     promised_bytes,
 )
 from deviceplugin.cu import CuLayout
 from deviceplugin.devices import devices_of
+from deviceplugin.hook import Hook
 from deviceplugin.pending import Turn, turns
 from deviceplugin.refusal import RefusalError
 from deviceplugin.terms import Terms
@@ -260,7 +260,7 @@ def test_the_answer_of_a_slice() -> None:
 
 
 def test_the_answer_of_a_whole_gpu_has_neither_mask_nor_limit_nor_hook(tmp_path: Path) -> None:
-    given = answer(slice_of("app", Share(BDF, None)), DEVICES, tmp_path, RUN)
+    given = answer(slice_of("app", Share(BDF, None)), DEVICES, Hook(tmp_path, 4), RUN)
     assert set(given.envs) == {"ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"}
     assert given.mounts == ()
 
@@ -287,7 +287,7 @@ def test_a_gpu_without_a_card_node_has_its_render_node() -> None:
 
 
 def test_the_hook_is_set_and_mounted_read_only_where_it_is_installed(tmp_path: Path) -> None:
-    given = answer(slice_of(), DEVICES, tmp_path, RUN)
+    given = answer(slice_of(), DEVICES, Hook(tmp_path), RUN)
     assert given.envs["LD_AUDIT"] == "/usr/local/ringfence/libringfence-audit.so"
     assert given.envs["HSA_TOOLS_LIB"] == "/usr/local/ringfence/libringfence-hsa.so"
     assert given.envs["GLIBC_TUNABLES"] == "glibc.rtld.optional_static_tls=4096"
@@ -299,12 +299,10 @@ def test_the_hook_is_set_and_mounted_read_only_where_it_is_installed(tmp_path: P
     )
 
 
-def test_half_a_hook_is_none(tmp_path: Path) -> None:
-    assert not hook_installed(tmp_path)
-    (tmp_path / "libringfence-audit.so").touch()
-    assert not hook_installed(tmp_path)
-    (tmp_path / "libringfence-hsa.so").touch()
-    assert hook_installed(tmp_path)
+def test_the_hooks_log_level_is_set_where_it_was_asked_for(tmp_path: Path) -> None:
+    assert answer(slice_of(), DEVICES, Hook(tmp_path, 3), RUN).envs["LIBHIP_LOG_LEVEL"] == "3"
+    assert "LIBHIP_LOG_LEVEL" not in answer(slice_of(), DEVICES, Hook(tmp_path), RUN).envs
+    assert "LIBHIP_LOG_LEVEL" not in answer(slice_of(), DEVICES, None, RUN).envs
 
 
 def test_a_vanished_gpu_has_no_answer() -> None:

@@ -27,6 +27,8 @@ def test_the_defaults_are_a_nodes() -> None:
     assert options.socket == Path("/run/ringfence/enforcer.sock")
     assert options.hook_dir == Path("/usr/local/ringfence")
     assert options.split_count == 0
+    assert options.health_pulse == 10
+    assert options.hip_log_level == 0
     assert options.fail_open is False
 
 
@@ -95,6 +97,9 @@ def test_the_file_can_be_named_in_the_environment(
         ("config: other", "config.yaml: config: expected one of"),
         ("memory-scaling: 0.5", "config.yaml: memory-scaling: expected 1 to 100, found '0.5'"),
         ("memory-scaling: .nan", "config.yaml: memory-scaling: expected 1 to 100"),
+        ("health-pulse: 0", "config.yaml: health-pulse: expected 0.1 to 3600, found '0'"),
+        ("health-pulse: .inf", "config.yaml: health-pulse: expected 0.1 to 3600"),
+        ("hip-log-level: 5", "config.yaml: hip-log-level: expected 0 to 4, found '5'"),
         ("fail-open: maybe", "config.yaml: fail-open: expected true or false, found 'maybe'"),
         ("exclude-gpus: [card1, gpu2]", "exclude-gpus: [1]: expected a PCI address"),
         ("exclude-gpus: [card1, 2]", "exclude-gpus: [1]: expected text, found 2"),
