@@ -33,7 +33,8 @@ _COMPONENT = "ringfence-device-plugin"
 _NAMESPACE = "default"
 _CALL_SECONDS = 5.0
 _LOOK_SECONDS = 5.0
-_RETRY_SECONDS = 15.0
+_RETRY_SECONDS = (1.0, 15.0)
+"""Shortest and longest pause before an event is tried again."""
 _REPEAT_SECONDS = 600.0
 """The same event is not told again before."""
 _MOST_WAITING = 50
@@ -102,6 +103,7 @@ class Events:
         self._waiting: deque[NodeEvent] = deque(maxlen=_MOST_WAITING)
         self._told: dict[NodeEvent, float] = {}
         self._trouble = ""
+        self._pause = _RETRY_SECONDS[0]
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="events", daemon=True)
 
@@ -135,13 +137,15 @@ class Events:
                 version, known = seen, devices
             if self._waiting and time.monotonic() >= retry:
                 retry = time.monotonic() + self._deliver()
-            self._offer.wait_change(version, _LOOK_SECONDS)
+            # Closer while something waits.
+            wait = _RETRY_SECONDS[0] if self._waiting else _LOOK_SECONDS
+            self._offer.wait_change(version, wait)
 
     def _deliver(self) -> float:
         """Tell what waits; the seconds until another try is due."""
         node = self._cache.node()
         if node is None:
-            return _RETRY_SECONDS
+            return _RETRY_SECONDS[0]
         while self._waiting:
             event = self._waiting[0]
             body = event_body(event, node.name, node.uid, datetime.now(UTC))
@@ -154,7 +158,8 @@ class Events:
                 if 400 <= error.status < 500:
                     self._waiting.popleft()
                     continue
-                return _RETRY_SECONDS
-            self._trouble = ""
+                pause, self._pause = self._pause, min(self._pause * 2, _RETRY_SECONDS[1])
+                return pause
+            self._trouble, self._pause = "", _RETRY_SECONDS[0]
             self._waiting.popleft()
         return 0.0

@@ -51,7 +51,12 @@ class Tier:
 
 TIERS = (
     Tier("unit", "pure functions, readers and writers on made-up trees", ("tests/unit",)),
-    Tier("contract", "the device plugin against peers of the real protocols", ("tests/contract",)),
+    Tier(
+        "contract",
+        "the device plugin against peers of the real protocols",
+        # They wait more than they work.
+        ("tests/contract", "--numprocesses=4", "--dist=worksteal"),
+    ),
     Tier(
         "hook",
         "the in-process hook over the ROCm of Debian 12",

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from enforcer.model import Slice
-    from tests.contract.peers.faulty import Point
     from tests.contract.peers.kubelet import Admitted
 
 NODE = "gpu-node"
@@ -63,10 +62,15 @@ class Bench:
         return read_checkpoint(self.root / "state/slices.json")[0]
 
     def start(
-        self, *options: str, wait: bool = True, dies: Point | None = None
+        self, *options: str, wait: bool = True, dies: int | None = None
     ) -> subprocess.Popen[bytes]:
-        """Start the plugin; ``wait`` until kubelet has its devices. ``dies`` is where it will."""
-        module = ["deviceplugin.main"] if dies is None else ["tests.contract.peers.faulty", dies]
+        """Start the plugin; ``wait`` until kubelet has its devices.
+
+        ``dies`` is the number of the side effect before which it will.
+        """
+        module = ["deviceplugin.main"]
+        if dies is not None:
+            module = ["tests.contract.peers.faulty", str(dies)]
         registered = len(self.kubelet.registrations)
         with (self.root / "log").open("ab") as log:
             process = subprocess.Popen(
@@ -81,6 +85,7 @@ class Bench:
                     f"--hook-dir={self.root / 'hook'}",
                     f"--sys={self.root / 'sys'}",
                     f"--kubeconfig={self.root / 'kubeconfig'}",
+                    "--health-pulse=0.5",
                     *options,
                 ],
                 stderr=log,
@@ -146,10 +151,15 @@ class Bench:
         return self.api.annotations("default", name).get(f"hami.io/{key}")
 
     def wait_phase(self, name: str, phase: str) -> None:
-        eventually(lambda: self.annotation(name, "bind-phase") == phase)
+        eventually(lambda: self.annotation(name, "bind-phase") == phase, timeout=30)
+
+    def settled(self, name: str) -> bool:
+        """True once nothing is owed to a pod and the node any more."""
+        over = self.annotation(name, "bind-phase") in {"success", "failed"}
+        return over and LOCK not in self.api.node_annotations(NODE)
 
     def wait_unlocked(self) -> None:
-        eventually(lambda: LOCK not in self.api.node_annotations(NODE))
+        eventually(lambda: LOCK not in self.api.node_annotations(NODE), timeout=30)
 
 
 @contextmanager

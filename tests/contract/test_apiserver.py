@@ -14,6 +14,9 @@ from tests.contract.peers.kubelet import AdmissionError
 if TYPE_CHECKING:
     from tests.contract.conftest import Bench
 
+BDF = "0000:05:00.0"
+MINUTE = 60.0
+
 
 def test_kubelet_is_served_while_the_api_server_is_away_at_the_start(bench: Bench) -> None:
     bench.api.faults.away = True
@@ -41,6 +44,35 @@ def test_a_pod_the_cache_knows_is_served_during_an_outage_and_settled_after_it(
     bench.api.faults.away = False
     eventually(lambda: bench.annotation("one", "bind-phase") == "success", timeout=20)
     bench.wait_unlocked()
+
+
+def test_an_api_server_away_for_a_minute_costs_no_pod_its_slice(bench: Bench) -> None:
+    bench.start()
+    gpu, other = bench.gpu_ids()
+    running = bench.bind("running", f"{gpu},T,4096,76:;")
+    bench.admit(running)
+    bench.wait_unlocked()
+    waiting = bench.bind("waiting", f"{gpu},T,4096,76:;")
+    time.sleep(1)
+    bench.api.faults.away = True
+    admitted = bench.admit(waiting)["app"]
+    assert admitted.response.envs["HSA_CU_MASK"] == "0:76-151"
+    # Gone for kubelet, which only the API server could tell; and one that nobody could tell of.
+    bench.kubelet.remove(running["metadata"]["uid"])
+    bench.api.store.delete("pods", ("default", "running"))
+    untold = bench.bind("untold", f"{other},T,4096,76:;", lock=False)
+    for _ in range(6):
+        time.sleep(MINUTE / 6)
+        assert bench.kubelet.wait_devices(RESOURCE).keys() > {f"{BDF}#0"}
+        assert {item.pod for item in bench.slices} == {"running", "waiting"}
+    bench.api.faults.away = False
+
+    bench.wait_phase("waiting", "success")
+    bench.wait_unlocked()
+    eventually(lambda: {item.pod for item in bench.slices} == {"waiting"}, timeout=40)
+    assert bench.admit(untold)["app"].response.envs["HSA_CU_MASK"] == "0:0-75"
+    bench.wait_phase("untold", "success")
+    assert bench.processes[0].poll() is None
 
 
 @pytest.mark.parametrize("fault", ["away", "slow"])

@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.contract.conftest import eventually
-from tests.contract.peers.faulty import Point
+from tests.contract.peers import hami
+from tests.contract.peers.faulty import STATUS
 from tests.contract.peers.kubelet import AdmissionError
 
 if TYPE_CHECKING:
     from tests.contract.conftest import Bench
+
+FEWEST = 11
+"""Side effects that serving two containers has at least: two checkpoints, a CDI spec, patches."""
 
 
 def next_pod_is_served(bench: Bench) -> str:
@@ -24,53 +28,55 @@ def next_pod_is_served(bench: Bench) -> str:
     return got.response.envs["HSA_CU_MASK"]
 
 
-@pytest.mark.parametrize("point", [Point.BEFORE_CHECKPOINT, Point.AFTER_CHECKPOINT])
-def test_a_pod_whose_answer_never_came_has_failed_and_holds_nothing(
-    bench: Bench, point: Point
+STEPS = range(1, 16)
+"""More than a pod with two containers has side effects: with the last ones nothing dies."""
+
+
+@pytest.mark.parametrize("number", STEPS)
+def test_a_plugin_killed_before_any_side_effect_leaves_nothing_behind(
+    bench: Bench, number: int
 ) -> None:
-    process = bench.start(dies=point)
-    pod = bench.bind("one", f"{bench.gpu_ids()[0]},T,4096,76:;")
-    with pytest.raises(AdmissionError):
-        bench.admit(pod)
-    assert process.wait(timeout=10) == 9
-    bench.end(pod, "Failed")
+    process = bench.start(f"--cdi-dir={bench.root / 'cdi'}", dies=number)
+    gpu = bench.gpu_ids()[0]
+    two = hami.container("a", 1), hami.container("b", 1)
+    pod = bench.bind("one", f"{gpu},T,1024,10:;{gpu},T,2048,20:;", *two)
+    served = bench.admits(pod)
+    if served:
+        eventually(lambda: process.poll() is not None or bench.settled("one"))
+    if process.poll() is None and served:
+        assert number > FEWEST, "it was not killed"
+        bench.kill(process)
+    else:
+        assert process.wait(timeout=10) == STATUS
+    if not served:
+        bench.end(pod, "Failed")
 
     bench.start()
 
     bench.wait_unlocked()
     eventually(lambda: bench.annotation("one", "bind-phase") != "allocating")
-    eventually(lambda: bench.slices == [], timeout=30)
-    assert next_pod_is_served(bench) == "0:0-75"
+    if served:
+        bench.wait_phase("one", "success")
+        assert set(bench.annotation("one", "amd-devices-to-allocate") or "") == {";"}
+        assert [(one.container, one.shares[0].cus) for one in bench.slices] == [
+            ("a", "0-9"),
+            ("b", "10-29"),
+        ]
+        assert next_pod_is_served(bench) == "0:30-105"
+    else:
+        eventually(lambda: bench.slices == [], timeout=30)
+        assert next_pod_is_served(bench) == "0:0-75"
+    assert {one.pod for one in bench.slices} == ({"one", "next"} if served else {"next"})
 
 
-@pytest.mark.parametrize(
-    "point",
-    [Point.BEFORE_POD_PATCH, Point.AFTER_POD_PATCH, Point.BEFORE_UNLOCK, Point.AFTER_UNLOCK],
-)
-def test_a_served_pod_is_settled_by_the_next_start(bench: Bench, point: Point) -> None:
-    process = bench.start(dies=point)
-    pod = bench.bind("one", f"{bench.gpu_ids()[0]},T,4096,76:;")
-    assert bench.admit(pod)["app"].response.envs["HSA_CU_MASK"] == "0:0-75"
-    assert process.wait(timeout=10) == 9
-
-    bench.start()
-
-    bench.wait_phase("one", "success")
-    bench.wait_unlocked()
-    assert bench.annotation("one", "amd-devices-to-allocate") == ";"
-    assert next_pod_is_served(bench) == "0:76-151"
-    assert [item.pod for item in bench.slices] == ["one", "next"]
-
-
-@pytest.mark.parametrize(
-    "point", [Point.BEFORE_POD_PATCH, Point.AFTER_POD_PATCH, Point.BEFORE_UNLOCK]
-)
-def test_a_refused_pod_is_settled_by_the_next_start(bench: Bench, point: Point) -> None:
-    process = bench.start(dies=point)
+@pytest.mark.parametrize("number", range(1, 4))
+def test_a_refused_pod_is_settled_by_the_next_start(bench: Bench, number: int) -> None:
+    process = bench.start(dies=number)
     pod = bench.bind("bad", "garbage;")
     with pytest.raises(AdmissionError):
         bench.admit(pod)
-    assert process.wait(timeout=10) == 9
+    eventually(lambda: process.poll() is not None or bench.settled("bad"))
+    bench.kill(process)
     bench.end(pod, "Failed")
 
     bench.start()

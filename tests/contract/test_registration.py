@@ -45,15 +45,55 @@ def test_kubelet_gets_every_slot_with_its_numa_node(bench: Bench) -> None:
     assert bench.kubelet.lists(RESOURCE) == 1
 
 
-def test_a_restarted_kubelet_has_the_devices_again_within_two_seconds(bench: Bench) -> None:
-    bench.start()
-    for number in range(2, 6):
-        bench.kubelet.restart()
+def test_a_kubelet_restarted_50_times_has_the_devices_again_each_time(bench: Bench) -> None:
+    process = bench.start()
+    used: list[tuple[int, int]] = []
+    for number in range(50):
         started = time.monotonic()
-        bench.kubelet.wait_registrations(number)
+        bench.kubelet.restart()
+        bench.kubelet.wait_registrations(number + 2)
         bench.kubelet.wait_devices(RESOURCE, healthy)
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 5, "2 s are its aim, see the benchmark"
+        if number % 10 == 9:
+            name = f"after-{number}"
+            bench.admit(bench.bind(name, f"{bench.gpu_ids()[0]},T,4096,10:;"))
+            bench.wait_phase(name, "success")
+            bench.wait_unlocked()
+            used.append((descriptors(process.pid), threads(process.pid)))
     assert len(sockets(bench)) == 1
+    assert len(bench.slices) == 5
+    assert max(used[1:]) <= (used[0][0] + 5, used[0][1] + 5), f"they grow: {used}"
+
+
+def descriptors(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def threads(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/task").iterdir()))
+
+
+def test_a_slow_kubelet_is_registered_with_once_and_served(bench: Bench) -> None:
+    bench.kubelet.slow = 3.0
+    bench.start(wait=False)
+    bench.kubelet.wait_devices(RESOURCE, healthy, timeout=20)
+    time.sleep(3)
+    assert len(bench.kubelet.registrations) == 1
+    pod = bench.bind("one", f"{bench.gpu_ids()[0]},T,196288,304:;")
+    bench.admit(pod)
+    bench.wait_phase("one", "success")
+
+
+def test_a_kubelet_too_slow_to_answer_a_registration_is_asked_again(bench: Bench) -> None:
+    bench.kubelet.slow = 6.0
+    bench.start(wait=False)
+    eventually(lambda: "deadline_exceeded" in bench.log, timeout=20)
+    bench.kubelet.slow = 0.0
+    # The one it gave no answer to, and the next.
+    bench.kubelet.wait_registrations(2, timeout=30)
+    bench.kubelet.wait_devices(RESOURCE, healthy, timeout=30)
+    bench.admit(bench.bind("one", f"{bench.gpu_ids()[0]},T,4096,76:;"))
+    eventually(lambda: len(sockets(bench)) == 1)
 
 
 def test_a_kubelet_that_starts_later_is_waited_for(bench: Bench) -> None:

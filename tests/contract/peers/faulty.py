@@ -1,72 +1,95 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device plugin that dies, as by ``kill -9``, at a chosen point between two side effects.
+"""The device plugin that dies, as by ``kill -9``, before a chosen one of its side effects.
 
-``python -m tests.contract.peers.faulty POINT OPTION...``
+They are counted from the first Allocate on: each file opened for writing, flushed or renamed, and
+each request that changes something at the API server. So nobody has to know them by name.
+
+``python -m tests.contract.peers.faulty NUMBER OPTION...``
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-import deviceplugin.checkpoint
 from deviceplugin.apiserver import ApiServer
 from deviceplugin.main import main
-from enforcer.slices import write_document
+from deviceplugin.server import DevicePlugin
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-
-class Point(StrEnum):
-    """Where it dies."""
-
-    BEFORE_CHECKPOINT = "before-checkpoint"
-    AFTER_CHECKPOINT = "after-checkpoint"
-    BEFORE_POD_PATCH = "before-pod-patch"
-    AFTER_POD_PATCH = "after-pod-patch"
-    BEFORE_UNLOCK = "before-unlock"
-    AFTER_UNLOCK = "after-unlock"
-
-
+STATUS = 9
 _ANSWER_SECONDS = 0.5
-"""What a pod is owed is patched beside the answer to kubelet: time for that to get there."""
+"""What follows an Allocate is done beside its answer: time for that to get to kubelet."""
+_WRITING = os.O_WRONLY | os.O_RDWR
 
 
-def _dying(
-    call: Callable[..., Any], after: bool, when: Callable[..., bool], pause: float = 0
-) -> Callable[..., Any]:
-    def die(*args: Any, **more: Any) -> Any:
-        if not when(*args):
+class Fuse:
+    """Ends the process before the side effect of this number; the first is 1."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._armed = False
+        self._count = 0
+        self._counting = threading.Lock()
+
+    def arm(self) -> None:
+        self._armed = True
+
+    def burn(self, what: str) -> None:
+        """A side effect is about to be; none is any more once the process shall die."""
+        if not self._armed:
+            return
+        with self._counting:
+            self._count += 1
+            if self._count < self._number:
+                return
+            if not threading.current_thread().name.startswith("kubelet"):
+                time.sleep(_ANSWER_SECONDS)
+            os.write(2, f"dies before side effect {self._count}: {what}\n".encode())
+            os._exit(STATUS)
+
+
+def install(fuse: Fuse) -> None:
+    """Let every side effect pass through the fuse."""
+
+    def counted(
+        call: Callable[..., Any], name: str, counts: Callable[..., bool] = lambda *_, **__: True
+    ) -> Callable[..., Any]:
+        def through(*args: Any, **more: Any) -> Any:
+            if counts(*args, **more):
+                fuse.burn(f"{name} {args[-2:]}")
             return call(*args, **more)
-        time.sleep(pause)
-        if after:
-            call(*args, **more)
-        os._exit(9)
 
-    return die
+        return through
 
+    def arming(call: Callable[..., Any]) -> Callable[..., Any]:
+        def allocate(*args: Any) -> Any:
+            fuse.arm()
+            return call(*args)
 
-def arm(point: Point) -> None:
-    """Make the first side effect of this kind the last thing the process does."""
-    after = point.value.startswith("after")
-    if point in {Point.BEFORE_CHECKPOINT, Point.AFTER_CHECKPOINT}:
-        dying = _dying(write_document, after, lambda *_: True)
-        setattr(deviceplugin.checkpoint, write_document.__name__, dying)
-    elif point in {Point.BEFORE_POD_PATCH, Point.AFTER_POD_PATCH}:
-        ApiServer.patch_pod = _dying(ApiServer.patch_pod, after, lambda *_: True, _ANSWER_SECONDS)  # type: ignore[method-assign]
-    else:
-        ApiServer.patch_node = _dying(  # type: ignore[method-assign]
-            ApiServer.patch_node,
-            after,
-            lambda _, patch, *__: "mutex.lock" in str(patch),
-            _ANSWER_SECONDS,
-        )
+        return allocate
+
+    for name, counts in (
+        ("open", lambda _path, flags=0, *_, **__: bool(flags & _WRITING)),
+        ("fsync", lambda *_: True),
+        ("replace", lambda *_, **__: True),
+        ("rename", lambda *_, **__: True),
+        ("unlink", lambda *_, **__: True),
+    ):
+        setattr(os, name, counted(getattr(os, name), name, counts))
+    setattr(  # noqa: B010 - a method, which mypy would not let be replaced
+        ApiServer,
+        "_call",
+        counted(ApiServer._call, "request", lambda _, method, *__: method != "GET"),
+    )
+    setattr(DevicePlugin, "Allocate", arming(DevicePlugin.Allocate))  # noqa: B010
 
 
 if __name__ == "__main__":
-    arm(Point(sys.argv[1]))
+    install(Fuse(int(sys.argv[1])))
     sys.exit(main(sys.argv[2:]))

@@ -111,6 +111,8 @@ class Kubelet:
         self.second = second
         self.registrations: list[str] = []
         self.pod_resources = True
+        self.slow = 0.0
+        """Seconds before it answers a registration or PodResources, or asks for a list."""
         self._random = random.Random(seed)  # noqa: S311
         self._changed = threading.Condition()
         self._resources: dict[str, _Resource] = {}
@@ -227,6 +229,7 @@ class Kubelet:
         return None
 
     def _list_and_watch(self, name: str, resource: _Resource, endpoint: _Endpoint) -> None:
+        time.sleep(self.slow)
         with contextlib.suppress(grpc.RpcError, ValueError):
             endpoint.stream = endpoint.stub.ListAndWatch(pb.Empty())
             for response in endpoint.stream:
@@ -402,6 +405,7 @@ class _Registration(RegistrationServicer):
     def Register(  # noqa: N802
         self, request: pb.RegisterRequest, context: grpc.ServicerContext
     ) -> pb.Empty:
+        time.sleep(self._kubelet.slow)
         why = self._kubelet.register(request)
         if why is not None:
             context.abort(grpc.StatusCode.UNKNOWN, why)
@@ -415,6 +419,7 @@ class _PodResources(PodResourcesListerServicer):
     def List(  # noqa: N802
         self, request: podresources_pb2.ListPodResourcesRequest, context: grpc.ServicerContext
     ) -> podresources_pb2.ListPodResourcesResponse:
+        time.sleep(self._kubelet.slow)
         return podresources_pb2.ListPodResourcesResponse(pod_resources=self._kubelet.pod_devices())
 
 
