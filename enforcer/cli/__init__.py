@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 # Name -> (module with main(argv) -> exit status, what it does).
 _COMMANDS: Final = (
     ("inventory", "enforcer.cli.inventory", "list the GPUs of this node"),
+    ("top", "enforcer.cli.top", "show every GPU and every container on it, live"),
+    ("explain", "enforcer.cli.explain", "say what holds a pod's containers, and what does not"),
+    ("doctor", "enforcer.cli.doctor", "look for what is wrong with this node"),
     ("enforcer", "enforcer.daemon", "hold every container to its slice (runs until stopped)"),
     ("device-plugin", "deviceplugin.main", "hand out slices to kubelet (runs until stopped)"),
     ("trace", "enforcer.cli.trace", "watch allocations and refusals as they happen"),

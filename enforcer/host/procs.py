@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import stat
 from typing import TYPE_CHECKING
 
 from enforcer.host.files import FileError, parse_int, read_list, read_text
@@ -45,3 +46,38 @@ def cgroup_path(proc: Path, pid: int) -> str:
             # The kernel marks a removed cgroup; a path can itself end in anything else.
             return line.removeprefix("0::/").removesuffix(" (deleted)")
     raise FileError(f"{path}: expected a line 0::/<path>, found none: no cgroup2 hierarchy")
+
+
+def environment(proc: Path, pid: int) -> dict[str, str]:
+    """The environment a process was started with; a variable set twice has its first value.
+
+    Raises FileVanished when it has exited, FileError without the right to look.
+    """
+    found: dict[str, str] = {}
+    for entry in read_text(proc / str(pid) / "environ").split("\0"):
+        name, equals, value = entry.partition("=")
+        if equals:
+            found.setdefault(name, value)
+    return found
+
+
+def gpu_devices(proc: Path, pid: int) -> tuple[str, ...]:
+    """The GPU device files in a process's ``/dev``, by path as it sees them; none once it exited.
+
+    What is no character device is left out, and links are not followed: the tree is the process's.
+    """
+    dev = proc / str(pid) / "root/dev"
+    candidates = [dev / "kfd"]
+    try:
+        if not (dev / "dri").is_symlink():
+            candidates += sorted((dev / "dri").iterdir())
+    except OSError:
+        pass
+    return tuple(f"/dev/{path.relative_to(dev)}" for path in candidates if _is_device(path))
+
+
+def _is_device(path: Path) -> bool:
+    try:
+        return stat.S_ISCHR(path.lstat().st_mode)
+    except OSError:
+        return False

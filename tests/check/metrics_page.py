@@ -24,7 +24,7 @@ Generated from the code by `python -m tests.check.metrics_page`; the tests compa
 The enforcer serves them on port 9394 (`--metrics-address`, chart value `metrics.port`) under
 `/metrics`, in Prometheus's text format. A scrape shows the enforcer's last pass and asks the kernel
 nothing. Where the numbers of usage come from, and what it means if they differ, is in
-[usage.md](usage.md).
+[usage.md](usage.md); what to do about them in [troubleshoot.md](troubleshoot.md).
 
 - Sizes are bytes, times seconds. What is unknown has no series; an idle container's are 0.
 - A container's series come with its cgroup and go with it. `container=""` is the pod itself: to

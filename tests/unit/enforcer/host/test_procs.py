@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -57,3 +59,31 @@ def test_a_pure_cgroup1_process_is_an_error(tmp_path: Path) -> None:
 def test_an_exited_process_is_vanished(tmp_path: Path) -> None:
     with pytest.raises(FileVanished):
         procs.cgroup_path(tmp_path, 7)
+
+
+def test_an_environment_is_read_as_the_process_was_started(tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7/environ").write_bytes(b"A=1\0B=x=y\0A=2\0nonsense\0\xff=z\0")
+    assert procs.environment(tmp_path, 7) == {"A": "1", "B": "x=y", "\\xff": "z"}
+
+
+def test_the_environment_of_nobody_is_vanished(tmp_path: Path) -> None:
+    with pytest.raises(FileVanished):
+        procs.environment(tmp_path, 7)
+
+
+def test_devices_are_character_devices_as_the_process_sees_them(tmp_path: Path) -> None:
+    dev = tmp_path / "7/root/dev"
+    (dev / "dri").mkdir(parents=True)
+    for name in ("kfd", "dri/renderD128"):
+        os.mknod(dev / name, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    (dev / "dri/by-path").mkdir()
+    (dev / "dri/renderD129").symlink_to("/dev/null")
+    assert procs.gpu_devices(tmp_path, 7) == ("/dev/kfd", "/dev/dri/renderD128")
+
+
+def test_a_link_the_process_made_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "7/root/dev").mkdir(parents=True)
+    (tmp_path / "7/root/dev/dri").symlink_to("/dev")
+    assert procs.gpu_devices(tmp_path, 7) == ()
+    assert procs.gpu_devices(tmp_path, 8) == ()

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from enforcer.cli import doctor
+from enforcer.cli.checks import Finding, State
+from enforcer.cli.doctor import told
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+def test_findings_are_a_table_of_80_columns() -> None:
+    findings = [
+        Finding("kernel", State.OK, "6.18"),
+        Finding("GPUs", State.PROBLEM, "none " * 30, "look " * 30),
+        Finding("dmem", State.NOTE, "none"),
+    ]
+    lines = list(told(findings))
+    assert lines[0] == "ok      kernel          6.18"
+    assert lines[1].startswith("PROBLEM GPUs            none none")
+    assert max(map(len, lines)) <= 80
+    assert sum(line.lstrip().startswith("->") for line in lines) == 1
+    assert lines[-1] == "1 problems, 1 notes, 1 ok"
+
+
+def _options(path: Path) -> list[str]:
+    names = ("sys", "proc", "run", "dev", "cgroup-root", "socket", "state-dir", "kubelet-dir")
+    return [f"--{name}={path / name}" for name in names]
+
+
+def test_a_machine_without_anything_is_told_and_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert doctor.main(_options(tmp_path)) == 1
+    text = capsys.readouterr().out
+    assert "PROBLEM GPUs" in text
+    assert "no AMD GPU" in text
+
+
+def test_json_is_every_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.main(["--json", *_options(tmp_path)]) == 1
+    findings = json.loads(capsys.readouterr().out)
+    assert {"name", "state", "found", "cure"} == set(findings[0])
+
+
+def test_an_enforcer_that_does_not_answer_is_a_finding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "socket").touch()
+    assert doctor.main(_options(tmp_path)) == 1
+    assert "unavailable" in capsys.readouterr().out
+
+
+def test_no_problem_is_exit_status_0(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(doctor, "examine", lambda _: [Finding("x", State.NOTE, "y")])
+    assert doctor.main(_options(tmp_path)) == 0
