@@ -27,6 +27,8 @@ _PARTITION_SUFFIX = re.compile(rf"#({'|'.join(_TYPES)})$")
 _WHOLE = 0xFF
 GONE = "it is gone"
 """Why a device is unhealthy that is not there any more."""
+WITHHELD = "on the terms of this node it is not offered any more"
+"""Why a device is unhealthy that is there: the terms changed, and the log says which keeps it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from deviceplugin.apiserver import ApiServerError
-from deviceplugin.devices import GONE
+from deviceplugin.devices import GONE, WITHHELD
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 UNHEALTHY = "AMDGPUUnhealthy"
 MISSING = "AMDGPUMissing"
+NOT_OFFERED = "AMDGPUNotOffered"
 RECOVERED = "AMDGPURecovered"
 CONFLICT = "AMDGPUPluginConflict"
 CHECKPOINT = "AMDGPUCheckpointDamaged"
@@ -70,6 +71,8 @@ def device_events(before: Iterable[Device], after: Iterable[Device]) -> list[Nod
         elif old is None or (old.healthy, old.why) != (device.healthy, device.why):
             if device.why == GONE:
                 events.append(NodeEvent(MISSING, f"{what} is not there any more"))
+            elif device.why == WITHHELD:
+                events.append(NodeEvent(NOT_OFFERED, f"{what}: {device.why}"))
             else:
                 events.append(NodeEvent(UNHEALTHY, f"{what} is unhealthy: {device.why}"))
     return events

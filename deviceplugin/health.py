@@ -8,12 +8,12 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from deviceplugin.devices import GONE, Device, devices_of
+from deviceplugin.devices import GONE, WITHHELD, Device, devices_of
 from enforcer.api.client import EnforcerError
 from enforcer.inventory import read_inventory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from deviceplugin.terms import Terms
     from enforcer.api.client import Client
@@ -25,14 +25,17 @@ _SNAPSHOT_SECONDS = 2.0
 _log = logging.getLogger(__name__)
 
 
-def merge(known: Sequence[Device], found: Sequence[Device]) -> tuple[Device, ...]:
-    """What is found now, and what was known and is gone, as unhealthy: its slices still name it.
+def merge(
+    known: Sequence[Device], found: Sequence[Device], there: Iterable[str] = ()
+) -> tuple[Device, ...]:
+    """What is found now, and what was known and is not, as unhealthy: its slices still name it.
 
-    A GPU that was split or put together again is not gone: it is offered as what it is now.
+    A GPU that was split or put together again is not gone: it is offered as what it is now. One
+    whose PCI address is ``there`` is not gone either.
     """
-    present = {device.gpu.bdf for device in found}
+    present, there = {device.gpu.bdf for device in found}, set(there)
     gone = [
-        replace(device, healthy=False, why=GONE)
+        replace(device, healthy=False, why=WITHHELD if device.gpu.bdf in there else GONE)
         for device in known
         if device.gpu.bdf not in present
     ]
@@ -144,7 +147,7 @@ class Offer:
                 _log.warning("%s", line)
         self._problems = lines
         with self._changed:
-            devices = merge(self._devices, found)
+            devices = merge(self._devices, found, [gpu.bdf for gpu in gpus])
             if devices == self._devices:
                 return
             _log_changes(self._devices, devices)

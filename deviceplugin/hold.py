@@ -29,21 +29,26 @@ def slices_to_hold(slices: Sequence[Slice], device_ids: Sequence[str]) -> list[S
     return [item for item in same if item.pod_uid == same[-1].pod_uid]
 
 
-def mistaken(
-    items: Sequence[Slice], device_ids: Sequence[str], held: PodDevices | None
-) -> str | None:
-    """Why slices are not those of the pod that kubelet starts; None if they may be. Pure.
+def holders_of(device_ids: Sequence[str], held: PodDevices | None) -> list[tuple[str, str]]:
+    """The (namespace, name) of the pods that have a container with these devices. Pure.
 
-    Allocate names no pod. One that was bound past the scheduler a moment ago can be answered with
-    the slice of the pod that waits for its own, as long as the watch has not told of it; kubelet's
-    record of who holds the devices does. ``held`` is that record, None if it cannot be read.
+    ``held`` is kubelet's record, None if it cannot be read.
     """
     ids = set(device_ids)
-    holders = [
+    return [
         pod
         for pod, containers in (held or {}).items()
         if any(ids <= set(container) for container in containers.values())
     ]
+
+
+def mistaken(items: Sequence[Slice], holders: Sequence[tuple[str, str]]) -> str | None:
+    """Why slices are not those of the pod that kubelet starts; None if they may be. Pure.
+
+    Allocate names no pod. One that was bound past the scheduler a moment ago can be answered with
+    the slice of the pod that waits for its own, as long as the watch has not told of it; kubelet's
+    record of who holds the devices does.
+    """
     mine = items[0].namespace, items[0].pod
     if not holders or mine in holders:
         return None

@@ -14,7 +14,7 @@ import grpc
 from deviceplugin.api import v1beta1_pb2 as pb
 from deviceplugin.api.v1beta1_pb2_grpc import DevicePluginServicer
 from deviceplugin.cdi import cdi_name
-from deviceplugin.hold import mistaken, slices_to_hold
+from deviceplugin.hold import holders_of, mistaken, slices_to_hold
 from deviceplugin.preferred import BINPACK, prefer
 from deviceplugin.refusal import RefusalError
 
@@ -183,7 +183,8 @@ class DevicePlugin(DevicePluginServicer):
                 grpc.StatusCode.NOT_FOUND,
                 f"no slice was given for {', '.join(request.devices_ids) or 'no device'}",
             )
-        mistake = mistaken(items, request.devices_ids, self._held())
+        holders = holders_of(request.devices_ids, self._held())
+        mistake = mistaken(items, holders)
         if mistake is not None:
             _log.error("start refused: %s", mistake)
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, mistake)
@@ -193,21 +194,23 @@ class DevicePlugin(DevicePluginServicer):
             context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION, f"the checkpoint cannot be written: {error}"
             )
-        why = self._hold(items)
-        if why is not None and _sliced(items):
+        # A whole GPU has no limit that must be held. But where kubelet's record does not say whose
+        # it is, the enforcer must have found the pod: it may be one bound past the scheduler.
+        must = _sliced(items) or not holders
+        why = self._hold(items, _HOLD_SECONDS if must else _ACCOUNT_SECONDS)
+        if why is not None and must:
             if not self._fail_open:
                 _log.warning("start refused: %s", why)
                 context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
-            _log.warning("started without its limit, as --fail-open says: %s", why)
+            _log.warning("started all the same, as --fail-open says: %s", why)
         return pb.PreStartContainerResponse()
 
-    def _hold(self, items: Sequence[Slice]) -> str | None:
+    def _hold(self, items: Sequence[Slice], seconds: float) -> str | None:
         if self._holder is None:
             return None
         if not self._starts.acquire(blocking=False):
             return f"{_STARTS} other containers wait for the enforcer already"
         try:
-            seconds = _HOLD_SECONDS if _sliced(items) else _ACCOUNT_SECONDS
             return self._holder.hold(items, seconds)
         finally:
             self._starts.release()

@@ -148,6 +148,10 @@ def test_the_nodes_annotation_overrides_the_mode(partitioned: Bench) -> None:
         RESOURCE, lambda ids: list(ids.values()).count("Healthy") == 10, timeout=30
     )
     assert "hami.io/amd-operating-mode: expected cu or partition, found 'both'" in bench.log
+    eventually(lambda: len(bench.api.store.list("events", "")["items"]) == 8)
+    for event in bench.api.store.list("events", "")["items"]:
+        assert event["reason"] == "AMDGPUNotOffered"
+        assert BDF in event["message"]
 
 
 def test_an_excluded_gpu_is_nowhere(bench: Bench) -> None:

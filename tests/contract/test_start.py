@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from enforcer.api.errors import NotFoundError
 from enforcer.api.server import Server
 from enforcer.model import Layer, LayerState, Protection
 from tests.contract.conftest import eventually
@@ -32,8 +33,12 @@ class Enforcer:
     def __init__(self, layer: LayerState) -> None:
         self.layer = layer
         self.prepared: list[str] = []
+        self.pods: set[str] | None = None
+        """UIDs of those that have a cgroup; None: every one."""
 
     def prepare(self, pod_uid: str, container: str, wait: float) -> list[tuple[Protection, bool]]:
+        if self.pods is not None and pod_uid not in self.pods:
+            raise NotFoundError(f"pod {pod_uid} has no cgroup")
         self.prepared.append(container)
         return [(Protection(f"kubepods/pod{pod_uid}", BDF, (self.layer,)), False)]
 
@@ -82,7 +87,7 @@ def test_fail_open_starts_it_and_logs_why(bench: Bench) -> None:
     uid = admitted(bench, "--fail-open")
     with enforcing(bench, LayerState(Layer.GATE, "no BTF")):
         bench.kubelet.start_container(uid, "app")
-    assert "started without its limit, as --fail-open says" in bench.log
+    assert "started all the same, as --fail-open says" in bench.log
 
 
 def test_an_enforcer_that_is_away_is_waited_for(bench: Bench) -> None:
@@ -144,6 +149,23 @@ def test_a_whole_gpu_starts_without_an_enforcer(bench: Bench) -> None:
     started = time.monotonic()
     bench.kubelet.start_container(uid, "app")
     assert time.monotonic() - started < 5
+
+
+def test_a_whole_gpu_nobody_says_whose_it_is_starts_only_when_the_enforcer_knows_the_pod(
+    bench: Bench,
+) -> None:
+    bench.kubelet.stop()
+    bench.kubelet.pod_resources = False
+    (bench.root / "kubelet/pod-resources/kubelet.sock").unlink(missing_ok=True)
+    bench.kubelet.start()
+    uid = admitted(bench, share=WHOLE)
+    with enforcing(bench, LayerState(Layer.GATE)) as enforcer:
+        enforcer.pods = set()
+        with pytest.raises(StartError, match=f"pod {uid} has no cgroup"):
+            bench.kubelet.start_container(uid, "app")
+    with enforcing(bench, LayerState(Layer.GATE)) as enforcer:
+        enforcer.pods = {uid}
+        bench.kubelet.start_container(uid, "app")
 
 
 def test_a_restarted_plugin_still_knows_the_slice(bench: Bench) -> None:

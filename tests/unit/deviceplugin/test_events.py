@@ -4,9 +4,10 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from deviceplugin.devices import GONE
+from deviceplugin.devices import GONE, WITHHELD
 from deviceplugin.events import (
     MISSING,
+    NOT_OFFERED,
     RECOVERED,
     UNHEALTHY,
     NodeEvent,
@@ -38,6 +39,15 @@ def test_a_gpu_that_goes_and_comes_back_is_told() -> None:
     assert (gone.reason, gone.warning) == (MISSING, True)
     (back,) = device_events([LOST], [WELL])
     assert (back.reason, back.warning) == (RECOVERED, False)
+
+
+def test_a_gpu_that_the_terms_keep_back_is_not_missing() -> None:
+    withheld = replace(WELL, healthy=False, why=WITHHELD)
+    (event,) = device_events([WELL], [withheld])
+    assert event == NodeEvent(
+        NOT_OFFERED,
+        f"GPU {BDF} (card0, {ID}): on the terms of this node it is not offered any more",
+    )
 
 
 def test_a_new_gpu_is_told_only_if_it_is_ill() -> None:

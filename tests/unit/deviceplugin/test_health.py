@@ -4,6 +4,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+from deviceplugin.devices import GONE, WITHHELD
 from deviceplugin.health import GpuSource, Offer, merge
 from deviceplugin.terms import Terms
 from enforcer.api.client import Client, EnforcerError
@@ -29,6 +30,13 @@ def test_a_gpu_that_is_gone_stays_on_offer_as_unhealthy() -> None:
     left = merge(known, [device(OTHER)])
     assert [(one.gpu.bdf, one.healthy) for one in left] == [(BDF, False), (OTHER, True)]
     assert merge(left, [device(), device(OTHER)]) == known
+
+
+def test_a_gpu_that_is_there_and_not_offered_is_not_gone() -> None:
+    known = merge([], [device(), device(OTHER)])
+    (kept, gone) = merge(known, [], [BDF])
+    assert (kept.why, gone.why) == (WITHHELD, GONE)
+    assert not kept.healthy
 
 
 def test_a_gpu_that_appears_is_offered() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from deviceplugin.hold import Holder, mistaken, slices_to_hold
+from deviceplugin.hold import Holder, holders_of, mistaken, slices_to_hold
 from enforcer.api.client import Client
 from enforcer.api.errors import NotFoundError
 from enforcer.api.server import Server
@@ -155,10 +155,11 @@ IDS = (f"{BDF}#0",)
 def test_a_slice_is_held_for_its_pod_or_where_kubelets_record_says_nothing(
     held: PodDevices | None,
 ) -> None:
-    assert mistaken([slice_of(device_ids=IDS)], IDS, held) is None
+    assert mistaken([slice_of(device_ids=IDS)], holders_of(IDS, held)) is None
 
 
 def test_a_slice_is_not_held_for_another_pod() -> None:
-    why = mistaken([slice_of(device_ids=IDS)], IDS, {("other", "thief"): {"app": IDS}})
+    holders = holders_of(IDS, {("other", "thief"): {"app": IDS}})
+    why = mistaken([slice_of(device_ids=IDS)], holders)
     assert why is not None
     assert why.startswith("kubelet starts pod other/thief with the devices that were given for pod")
