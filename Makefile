@@ -65,9 +65,11 @@ soak: prepare generate
 	tests/testbed/prepare kernel driver
 	$(PYTHON) -m tests.tiers --soak $(TIERS)
 
-# What the gate and the ledger cost: ratios within one run of the virtual node.
+# What the gate and the ledger cost: in the nanoseconds of this machine, and as ratios within one run
+# of the virtual node.
 .PHONY: bench
 bench: prepare generate
+	$(PYTHON) -m tests.bench.decide
 	$(PYTHON) -m tests.bench.gate
 
 # Two pods on one simulated GPU, on a kernel with dmem and on one without.

@@ -31,7 +31,9 @@ def needs_licence(root: Path, path: Path) -> bool:
 
 def expected(path: Path) -> str:
     """The licence a source file must name."""
-    kernel = path.suffix in {".c", ".h"} and any(path.is_relative_to(top) for top in _KERNEL)
+    kernel = path.name.endswith(".bpf.c") or (
+        path.suffix in {".c", ".h"} and any(path.is_relative_to(top) for top in _KERNEL)
+    )
     return "GPL-2.0-only" if kernel else "Apache-2.0"
 
 

@@ -17,6 +17,7 @@ TAG = "SPDX-License-" + "Identifier: "  # in two, or this file would name two li
         ("enforcer/a.py", f"# {TAG}Apache-2.0\n", None),
         ("tool", f"#!/bin/sh\n# {TAG}Apache-2.0\n", None),
         ("bpf/gate.bpf.c", f"// {TAG}GPL-2.0-only\n", None),
+        ("tests/bench/decide.bpf.c", f"// {TAG}GPL-2.0-only\n", None),
         ("bpf/include/a.h", f"/* {TAG}GPL-2.0-only */\n", None),
         ("bpf/loader.py", f"# {TAG}Apache-2.0\n", None),
         ("tests/testbed/driver/Kbuild", f"# {TAG}GPL-2.0-only\n", None),
