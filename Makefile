@@ -66,11 +66,12 @@ soak: prepare generate
 	$(PYTHON) -m tests.tiers --soak $(TIERS)
 
 # What the gate and the ledger cost: in the nanoseconds of this machine, and as ratios within one run
-# of the virtual node.
+# of the virtual node. What the device plugin costs on a large node, with what this machine can at best.
 .PHONY: bench
 bench: prepare generate
 	$(PYTHON) -m tests.bench.decide
 	$(PYTHON) -m tests.bench.gate
+	$(PYTHON) -m tests.bench.plugin
 
 # Two pods on one simulated GPU, on a kernel with dmem and on one without.
 .PHONY: demo

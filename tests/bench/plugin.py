@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import sys
 import tempfile
 import time
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,12 +21,15 @@ from tests.contract.conftest import RESOURCE, running_bench
 from tests.contract.peers.sysfs import Card
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from tests.contract.conftest import Bench
 
 GPUS = 64
 SLOTS = 10
+MEMORY = "/dev/shm"
+OPTIONS = (f"--split-count={SLOTS}", "--health-pulse=10")
+"""The pulse is a node's, not the tests'."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -45,14 +49,65 @@ def cards() -> tuple[Card, ...]:
     )
 
 
-def allocate(bench: Bench, pods: int) -> list[float]:
-    """Seconds that each Allocate took, of pods that are bound one after the other and stay."""
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds, ascending."""
+
+    allocate: list[float]
+    empty: list[float]
+    """A call that asks the plugin for nothing: what the way there and back takes."""
+
+    def rows(self, where: str) -> tuple[Row, ...]:
+        """What of them is printed."""
+        return (
+            Row(f"Allocate, checkpoint {where}, median", _at(self.allocate, 50) * 1000, "ms"),
+            Row(
+                f"Allocate, checkpoint {where}, 99th percentile", _at(self.allocate) * 1000, "ms", 5
+            ),
+            Row("  an empty call beside it, 99th percentile", _at(self.empty) * 1000, "ms"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A figure, and how much it may be."""
+
+    what: str
+    figure: float
+    unit: str
+    most: float | None = None
+
+    def __str__(self) -> str:
+        limit = "" if self.most is None else f"   (at most {self.most:g})"
+        return f"{self.what:56}{self.figure:8.2f} {self.unit}{limit}\n"
+
+
+def _at(ascending: Sequence[float], percent: int = 99) -> float:
+    return ascending[len(ascending) * percent // 100]
+
+
+def allocate(bench: Bench, pods: int) -> Times:
+    """What each Allocate took, of pods that are bound one after the other and stay."""
     ids = bench.gpu_ids()
-    seconds = []
+    seconds, empty = [], []
     for number in range(pods):
         pod = bench.bind(f"pod-{number}", f"{ids[number % GPUS]},AMD Instinct MI300X,4096,28:;")
         seconds.append(bench.admit(pod)["app"].allocate_seconds)
+        empty.append(bench.kubelet.empty_call(RESOURCE))
         bench.wait_unlocked()
+    return Times(sorted(seconds), sorted(empty))
+
+
+def flush(directory: Path, size: int, times: int = 100) -> list[float]:
+    """Seconds that a write of ``size`` bytes takes until the disk has it, ascending."""
+    seconds = []
+    for _ in range(times):
+        started = time.monotonic()
+        with (directory / "flushed").open("wb") as file:
+            file.write(bytes(size))
+            file.flush()
+            os.fsync(file.fileno())
+        seconds.append(time.monotonic() - started)
     return sorted(seconds)
 
 
@@ -96,31 +151,48 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--pods", type=int, default=400, help="pods to serve (default: 400)")
     parser.add_argument("--idle", type=float, default=30.0, help="seconds to be idle")
     options = parser.parse_args(argv)
-    # Short: the path of a unix socket has at most 107 bytes.
-    with (
-        tempfile.TemporaryDirectory(prefix="bench-") as root,
-        running_bench(Path(root), cards()) as bench,
-    ):
-        process = bench.start(f"--split-count={SLOTS}")
+    rows: list[Row] = []
+    with _bench(MEMORY) as bench:
+        bench.start(*OPTIONS)
+        rows += allocate(bench, options.pods).rows("in memory")
+    with _bench(None) as bench:
+        process = bench.start(*OPTIONS)
         bench.kubelet.wait_devices(RESOURCE, lambda ids: len(ids) == GPUS * SLOTS)
-        taken = allocate(bench, options.pods)
+        rows += allocate(bench, options.pods).rows("on disk")
+        written = flush(bench.root, (bench.root / "state/slices.json").stat().st_size)
+        rows.append(
+            Row("  a flushed write of its size, 99th percentile", _at(written) * 1000, "ms")
+        )
         restarts = restart(bench, 10)
-        idle = idle_percent(process.pid, options.idle)
-        rows = (
-            ("Allocate, median", statistics.median(taken) * 1000, "ms", ""),
-            ("Allocate, 99th percentile", taken[len(taken) * 99 // 100] * 1000, "ms", "5"),
-            ("devices back after kubelet's restart, worst of 10", max(restarts), "s", "2"),
-            ("resident memory", resident_mib(process.pid), "MiB", "80"),
-            ("CPU while idle", idle, "% of a core", "0.5"),
+        rows += (
+            Row("devices back after kubelet's restart, worst of 10", max(restarts), "s", 2),
+            Row("resident memory", resident_mib(process.pid), "MiB", 80),
+            Row("CPU while idle", idle_percent(process.pid, options.idle), "% of a core", 0.5),
         )
         bench.processes.remove(process)
         process.terminate()
         process.wait(timeout=20)
-    sys.stdout.write(f"{GPUS} GPUs, {SLOTS} slots each, {options.pods} pods\n")
-    for what, figure, unit, most in rows:
-        limit = f"   (at most {most})" if most else ""
-        sys.stdout.write(f"{what:52}{figure:8.2f} {unit}{limit}\n")
+    load = os.getloadavg()[0]
+    sys.stdout.write(
+        f"{GPUS} GPUs, {SLOTS} slots each, {options.pods} pods; {os.cpu_count()} cores, "
+        f"load {load:.1f}\n"
+    )
+    sys.stdout.writelines(map(str, rows))
     return 0
+
+
+@contextmanager
+def _bench(directory: str | None) -> Iterator[Bench]:
+    # Short: the path of a unix socket has at most 107 bytes.
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-", dir=directory) as root,
+        running_bench(Path(root), cards()) as bench,
+    ):
+        yield bench
+        for process in bench.processes:
+            bench.kill(process)
+        # Its log is of no interest.
+        bench.processes.clear()
 
 
 if __name__ == "__main__":

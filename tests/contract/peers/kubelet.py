@@ -328,6 +328,16 @@ class Kubelet:
             self._allocated[uid, container, resource] = admitted
         return admitted
 
+    def empty_call(self, resource: str) -> float:
+        """Seconds that a call takes which asks for nothing."""
+        with self._changed:
+            endpoint = self._resources[resource].endpoint
+        if endpoint is None:
+            raise LookupError(f"no endpoint for {resource}")
+        started = time.monotonic()
+        endpoint.stub.GetDevicePluginOptions(pb.Empty())
+        return time.monotonic() - started
+
     def _choose(
         self, endpoint: _Endpoint, free: list[str], must: list[str], count: int
     ) -> list[str]:
