@@ -1,15 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Machines with AMD GPUs, as descriptions for ``trees.write_sys``.
 
+``python -m tests.testbed.machines`` names them, ``... "8 MI355X"`` prints one as JSON, and
+``... --write DIR FILE`` makes DIR the ``/sys`` of the machine that such a file describes, for
+``ringfence inventory --sys DIR`` and ``ringfence device-plugin --sys DIR``.
+
 Counts of CUs, XCCs and gfx versions are those of AMD's data sheets and of amdgpu's IP discovery,
 device ids those of amdgpu's PCI table and the PCI id database. Serials and addresses are made up.
 """
 
 from __future__ import annotations
 
+import argparse
+import sys
 from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tests.testbed.trees import GpuSpec, NodeSpec, PartitionSpec
+from tests.testbed.trees import GpuSpec, NodeSpec, PartitionSpec, from_json, to_json, write_sys
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 GIB = 1 << 30
 
@@ -165,3 +176,32 @@ MACHINES: dict[str, NodeSpec] = {
     "an MI300A": NodeSpec((MI300A,)),
     "a virtual function": NodeSpec((MI300X_VF,)),
 }
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.testbed.machines")
+    parser.add_argument("machine", nargs="?", help="a machine's name, or with --write a JSON file")
+    parser.add_argument(
+        "--write", type=Path, metavar="DIR", help="make this directory, as its /sys"
+    )
+    options = parser.parse_args(argv)
+    if options.machine is None:
+        sys.stdout.writelines(f"{name}\n" for name in MACHINES)
+        return 0
+    if options.write is None:
+        if options.machine not in MACHINES:
+            parser.error(f"expected one of {', '.join(MACHINES)}, found {options.machine!r}")
+        sys.stdout.write(f"{to_json(MACHINES[options.machine])}\n")
+        return 0
+    try:
+        node = from_json(Path(options.machine).read_text())
+        options.write.mkdir(parents=True)
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        parser.error(f"{options.machine}: {error}")
+    write_sys(options.write, node)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

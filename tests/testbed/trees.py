@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -80,9 +80,11 @@ class ContainerSpec:
 def from_json(text: str) -> NodeSpec:
     """A node from ``{"cpus": 2, "gpus": [{"bdf": ...}]}``, the keys as in the classes above.
 
-    Raises TypeError for an unknown key, KeyError or ValueError for anything else amiss.
+    Raises TypeError for an unknown or missing key, KeyError or ValueError for anything else amiss.
     """
     document: dict[str, Any] = json.loads(text)
+    if not isinstance(document, dict):
+        raise TypeError(f"expected an object, found {type(document).__name__}")
     gpus = []
     for entry in document.get("gpus", ()):
         fields = dict(entry)
@@ -90,6 +92,23 @@ def from_json(text: str) -> NodeSpec:
         fields["xgmi"] = tuple(fields.get("xgmi", ()))
         gpus.append(GpuSpec(**fields))
     return NodeSpec(tuple(gpus), document.get("cpus", 1))
+
+
+def to_json(node: NodeSpec) -> str:
+    """The inverse of ``from_json``; what is as it is by default is left out."""
+    gpus = []
+    for gpu in node.gpus:
+        entry = {
+            name: value
+            for name, value in asdict(gpu).items()
+            if name in _REQUIRED or value != _DEFAULTS[name]
+        }
+        gpus.append(entry)
+    return json.dumps({"cpus": node.cpus, "gpus": gpus}, indent=1)
+
+
+_REQUIRED = {one.name for one in fields(GpuSpec) if one.default is MISSING}
+_DEFAULTS = {one.name: one.default for one in fields(GpuSpec)}
 
 
 def write_sys(sys: Path, node: NodeSpec) -> None:

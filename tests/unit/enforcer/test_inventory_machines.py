@@ -11,8 +11,8 @@ from deviceplugin.devices import devices_of
 from deviceplugin.terms import Terms
 from enforcer.host.roots import Roots
 from enforcer.inventory import read_inventory
-from tests.testbed.machines import GIB, MACHINES, TWO_HIVES
-from tests.testbed.trees import write_sys
+from tests.testbed.machines import GIB, MACHINES, TWO_HIVES, main
+from tests.testbed.trees import from_json, to_json, write_sys
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -155,3 +155,26 @@ def test_gpus_that_come_and_go_leave_the_others_as_they_were(tmp_path: Path) -> 
     assert [gpu.bdf for gpu in left] == [gpu.bdf for gpu in before if gpu.bdf != gone]
     (tmp_path / "gone").rename(node)
     assert read_inventory(Roots(sys=tmp_path / "sys", share=tmp_path))[0] == before
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_a_machine_in_json_is_the_same_machine(
+    tmp_path: Path, machine: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert from_json(to_json(MACHINES[machine])) == MACHINES[machine]
+    assert main([machine]) == 0
+    (tmp_path / "machine.json").write_text(capsys.readouterr().out)
+    assert main(["--write", str(tmp_path / "tree"), str(tmp_path / "machine.json")]) == 0
+    roots = Roots(sys=tmp_path / "tree", share=tmp_path / "share")
+    assert read_inventory(roots) == (gpus_of(tmp_path, machine), [])
+
+
+@pytest.mark.parametrize("text", ["{", '{"gpus": [{"bdf": 1, "what": 2}]}', '{"gpus": [{}]}', "[]"])
+def test_what_describes_no_machine_writes_nothing(
+    tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "machine.json").write_text(text)
+    with pytest.raises(SystemExit):
+        main(["--write", str(tmp_path / "tree"), str(tmp_path / "machine.json")])
+    assert "machine.json: " in capsys.readouterr().err
+    assert not (tmp_path / "tree").exists()
