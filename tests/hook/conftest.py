@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .build import NotHere, build
+from tests.testbed.cache import StepError
+
+from .build import NotHere, build, build_thunk
 from .container import Container
+from .debian import TRIXIE_ROCM, unpacked
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,3 +39,24 @@ def container(built: Path, tmp_path: Path) -> Container:
     """A container without a slice."""
     _open_to_all(tmp_path)
     return Container(tmp_path / "container", built)
+
+
+@pytest.fixture(scope="session")
+def trixie(built: Path) -> Path:
+    try:
+        rootfs = unpacked("trixie", TRIXIE_ROCM)
+    except StepError as error:
+        pytest.skip(f"the archive has no Debian 13: {error}")
+    build_thunk(built / "thunk-6", headers_of_6=rootfs / "usr" / "include" / "hsakmt")
+    return rootfs
+
+
+@pytest.fixture
+def newer(container: Container, trixie: Path) -> Container:
+    """A container of Debian 13 with a slice of 2 GiB and 16 CUs."""
+    container.rootfs = trixie
+    container.thunk = "thunk-6"
+    container.give_mib(2048, cus="0-15")
+    # The address library asserts on a made-up chip.
+    container.env["HSA_DISABLE_IMAGE"] = "1"
+    return container

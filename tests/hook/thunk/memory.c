@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #define BIG_PAGE   (UINT64_C(2) << 20)
 #define SMALL_PAGE UINT64_C(4096)
@@ -35,7 +36,16 @@ struct block {
 	HsaMemFlags flags;
 	HSAuint64 handle;
 	void *user_data;
+	bool imported;
 };
+
+/* What a handle to share memory by holds. It is ROCr's to pass on, and has room for 32 bytes. */
+struct shared {
+	HSAuint64 size;
+	HSAuint32 node;
+	HSAuint32 magic;
+};
+#define SHARED_MAGIC 0x44524853
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct block blocks[MAX_BLOCKS];
@@ -136,7 +146,7 @@ HSAKMT_STATUS hsaKmtFreeMemory(void *address, HSAuint64 size)
 	}
 	if (block->handle)
 		ioctl(NO_DEVICE, KFD_FREE, &block->handle);
-	if (is_vram(block->node, block->flags))
+	if (is_vram(block->node, block->flags) && !block->imported)
 		used[block->node] -= block->size;
 	thunk_log("free node=%u size=%llu used=%llu\n", block->node,
 		  (unsigned long long)block->size, (unsigned long long)used[block->node]);
@@ -227,29 +237,64 @@ HSAKMT_STATUS hsaKmtRegisterMemoryWithFlags(void *address, HSAuint64 size, HsaMe
 	return HSAKMT_STATUS_SUCCESS;
 }
 
-HSAKMT_STATUS hsaKmtDeregisterMemory(void *address)
+/* Memory of another process: an address, and none of the card. */
+static HSAKMT_STATUS import(const struct shared *shared, void **address, HSAuint64 *size)
 {
-	(void)address;
-	return HSAKMT_STATUS_SUCCESS;
+	struct block wanted = { .size = shared->size, .node = shared->node, .imported = true };
+	HSAKMT_STATUS status = HSAKMT_STATUS_NO_MEMORY;
+	struct block *block;
+
+	if (shared->magic != SHARED_MAGIC)
+		return HSAKMT_STATUS_INVALID_HANDLE;
+	pthread_mutex_lock(&lock);
+	block = free_block();
+	if (block)
+		status = place(&wanted);
+	if (status == HSAKMT_STATUS_SUCCESS) {
+		*block = wanted;
+		*address = wanted.start;
+		*size = wanted.size;
+		thunk_log("import size=%llu\n", (unsigned long long)wanted.size);
+	}
+	pthread_mutex_unlock(&lock);
+	return status;
 }
 
-/* Nothing is shared between processes here: what would need another one's memory fails. */
+HSAKMT_STATUS hsaKmtDeregisterMemory(void *address)
+{
+	struct block *block;
+	bool imported;
+
+	pthread_mutex_lock(&lock);
+	block = containing(address);
+	imported = block && block->imported;
+	pthread_mutex_unlock(&lock);
+	return imported ? hsaKmtFreeMemory(address, 0) : HSAKMT_STATUS_SUCCESS;
+}
 
 HSAKMT_STATUS hsaKmtShareMemory(void *address, HSAuint64 size, HsaSharedMemoryHandle *handle)
 {
-	(void)address;
-	(void)size;
-	(void)handle;
-	return HSAKMT_STATUS_NOT_SUPPORTED;
+	struct shared shared = { .size = size, .magic = SHARED_MAGIC };
+	struct block *block;
+
+	pthread_mutex_lock(&lock);
+	block = containing(address);
+	if (block)
+		shared.node = block->node;
+	pthread_mutex_unlock(&lock);
+	if (!block)
+		return HSAKMT_STATUS_INVALID_HANDLE;
+	memcpy(handle, &shared, sizeof(shared));
+	return HSAKMT_STATUS_SUCCESS;
 }
 
 HSAKMT_STATUS hsaKmtRegisterSharedHandle(const HsaSharedMemoryHandle *handle, void **address,
 					 HSAuint64 *size)
 {
-	(void)handle;
-	(void)address;
-	(void)size;
-	return HSAKMT_STATUS_NOT_SUPPORTED;
+	struct shared shared;
+
+	memcpy(&shared, handle, sizeof(shared));
+	return import(&shared, address, size);
 }
 
 HSAKMT_STATUS hsaKmtRegisterSharedHandleToNodes(const HsaSharedMemoryHandle *handle, void **address,
@@ -260,14 +305,31 @@ HSAKMT_STATUS hsaKmtRegisterSharedHandleToNodes(const HsaSharedMemoryHandle *han
 	return hsaKmtRegisterSharedHandle(handle, address, size);
 }
 
+/* A DMA-BUF is a file that holds what a handle does. */
+HSAKMT_STATUS thunk_export(void *address, HSAuint64 size, int *fd)
+{
+	HsaSharedMemoryHandle handle = { 0 };
+	HSAKMT_STATUS status = hsaKmtShareMemory(address, size, &handle);
+
+	if (status != HSAKMT_STATUS_SUCCESS)
+		return status;
+	*fd = memfd_create("dmabuf", 0);
+	if (*fd < 0 || write(*fd, &handle, sizeof(handle)) != sizeof(handle))
+		return HSAKMT_STATUS_ERROR;
+	return HSAKMT_STATUS_SUCCESS;
+}
+
 HSAKMT_STATUS hsaKmtRegisterGraphicsHandleToNodes(HSAuint64 handle, HsaGraphicsResourceInfo *info,
 						  HSAuint64 count, HSAuint32 *nodes)
 {
-	(void)handle;
-	(void)info;
+	HsaSharedMemoryHandle shared;
+
 	(void)count;
 	(void)nodes;
-	return HSAKMT_STATUS_NOT_SUPPORTED;
+	if (pread((int)handle, &shared, sizeof(shared), 0) != sizeof(shared))
+		return HSAKMT_STATUS_INVALID_HANDLE;
+	memset(info, 0, sizeof(*info));
+	return hsaKmtRegisterSharedHandle(&shared, &info->MemoryAddress, &info->SizeInBytes);
 }
 
 HSAKMT_STATUS hsaKmtSVMSetAttr(void *start, HSAuint64 size, unsigned int count,

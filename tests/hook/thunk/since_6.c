@@ -2,8 +2,6 @@
 /* What ROCr 6 asks of the thunk beyond ROCr 5; built against its headers only. */
 #include "thunk.h"
 
-#include <sys/mman.h>
-
 HSAKMT_STATUS hsaKmtGetRuntimeCapabilities(HSAuint32 *mask)
 {
 	*mask = 0;
@@ -19,11 +17,8 @@ HSAKMT_STATUS hsaKmtGetAMDGPUDeviceHandle(HSAuint32 node, HsaAMDGPUDeviceHandle 
 
 HSAKMT_STATUS hsaKmtExportDMABufHandle(void *address, HSAuint64 size, int *fd, HSAuint64 *offset)
 {
-	(void)address;
-	(void)size;
-	*fd = memfd_create("dmabuf", 0);
 	*offset = 0;
-	return *fd < 0 ? HSAKMT_STATUS_ERROR : HSAKMT_STATUS_SUCCESS;
+	return thunk_export(address, size, fd);
 }
 
 HSAKMT_STATUS hsaKmtWaitOnEvent_Ext(HsaEvent *event, HSAuint32 milliseconds, uint64_t *age)

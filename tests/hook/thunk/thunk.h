@@ -23,6 +23,9 @@ HSAuint64 thunk_vram_bytes(void);
 /* KFD's gpu_id of a node. */
 HSAuint32 thunk_gpu_id(HSAuint32 node);
 
+/* A file that stands for memory, to be shared. */
+HSAKMT_STATUS thunk_export(void *address, HSAuint64 size, int *fd);
+
 void thunk_log(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 #endif
