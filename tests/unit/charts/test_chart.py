@@ -54,6 +54,12 @@ VARIANTS: dict[str, Values] = {
     "service monitor": {"metrics": {"serviceMonitor": {"enabled": True, "labels": {"team": "a"}}}},
     "pod monitor": {"metrics": {"podMonitor": {"enabled": True, "interval": "1m30s"}}},
     "annotations": {"metrics": {"podAnnotations": True}, "podAnnotations": {"a/b": "c"}},
+    "observed": {
+        "metrics": {
+            "dashboards": {"enabled": True},
+            "prometheusRule": {"enabled": True, "labels": {"team": "a"}},
+        }
+    },
     "token": {
         "metrics": {
             "page": False,
@@ -423,6 +429,20 @@ def test_without_metrics_nothing_listens() -> None:
     enforcer = container("enforcer", VARIANTS["no metrics"])
     assert "--metrics-address=" in enforcer["args"]
     assert "ports" not in enforcer
+
+
+def test_dashboards_and_rules_are_those_of_the_files() -> None:
+    objects = render(VARIANTS["observed"])
+    config = only(objects, "ConfigMap")
+    assert config["metadata"]["labels"]["grafana_dashboard"] == "1"
+    for path in sorted((CHART / "files/dashboards").glob("*.json")):
+        assert json.loads(config["data"].pop(f"ringfence-{path.name}")) == json.loads(
+            path.read_text()
+        )
+    assert config["data"] == {}
+    rule = only(objects, "PrometheusRule")
+    assert rule["spec"] == yaml.safe_load((CHART / "files/rules.yaml").read_text())
+    assert rule["metadata"]["labels"]["team"] == "a"
 
 
 def test_a_token_reaches_the_enforcer_and_who_scrapes_it() -> None:
