@@ -22,6 +22,8 @@ from xml.etree import ElementTree
 
 from tests.testbed import client
 from tests.testbed.cache import Cache, Report, StepError
+from tests.testbed.prometheus import VARIABLE as PROMETHEUS
+from tests.testbed.prometheus import prepare as prepare_prometheus
 from tests.testbed.stopping import stop_by_exception
 from tests.testbed.vm import PROJECT, NodeOptions, VmError, run_vm
 
@@ -282,6 +284,7 @@ def _run(tier: Tier, cache: Cache, report: Report, here: Here) -> Outcome:
     command = [*_PYTEST, *tier.paths, f"--junit-xml={junit}"]
     environment = {
         "RINGFENCE_CLIENT": str(client.prepare(cache, report)),
+        PROMETHEUS: str(prepare_prometheus(cache, report)),
         **dict(tier.environment),
     }
     show = Prefixed(tier.name, _show)

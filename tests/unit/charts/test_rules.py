@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from enforcer.metrics.families import FAMILIES
+from tests.testbed.prometheus import program
 
 FILES = Path(__file__).parents[3] / "charts/ringfence/files"
 RULES = FILES / "rules.yaml"
@@ -29,7 +30,7 @@ def queries(dashboard: Path) -> list[str]:
 
 def test_the_rules_hold_what_they_promise() -> None:
     done = subprocess.run(
-        ["promtool", "test", "rules", str(CASES)], capture_output=True, text=True, check=False
+        [program("promtool"), "test", "rules", CASES], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
