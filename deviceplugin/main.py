@@ -26,6 +26,8 @@ from deviceplugin.registration import register_all
 from deviceplugin.release import Release
 from deviceplugin.scheduled import Scheduled
 from deviceplugin.server import DevicePlugin
+from deviceplugin.standing import FILE as STANDING
+from deviceplugin.standing import Standings
 from deviceplugin.terms import overridden
 from deviceplugin.unscheduled import Unscheduled
 from enforcer.api.client import Client
@@ -192,6 +194,7 @@ def _work(arguments: argparse.Namespace, stopping: threading.Event, api: ApiServ
         arguments.kubelet_dir / "device-plugins",
         stopping,
         lambda message: events.tell(NodeEvent(CONFLICT, message)),
+        Standings(arguments.state_dir / STANDING),
     )
     for part in reversed(parts):
         part.stop()

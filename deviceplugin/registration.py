@@ -23,6 +23,7 @@ from deviceplugin.api.v1beta1_pb2_grpc import (
     RegistrationStub,
     add_DevicePluginServicer_to_server,
 )
+from deviceplugin.standing import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from deviceplugin.devices import Device
     from deviceplugin.server import DevicePlugin
+    from deviceplugin.standing import Standings
 
 VERSION = "v1beta1"
 _PREFIX = "ringfence-"
@@ -53,17 +55,18 @@ def register_all(
     directory: Path,
     stopping: threading.Event,
     conflict: Callable[[str], None],
+    standings: Standings,
 ) -> None:
     """Register every resource that ``devices`` have ever had, until ``stopping`` is set.
 
     One without devices any more stays: kubelet sees none left, and pods may still hold some.
-    ``conflict`` is told where another plugin seems to serve the same.
+    ``conflict`` is told where another plugin seems to serve the same, ``standings`` how each is.
     """
     _remove_stale_sockets(directory)
     threads: dict[str, threading.Thread] = {}
     while not stopping.is_set():
         for resource in sorted({device.resource for device in devices()} - threads.keys()):
-            one = Registration(plugin(resource), directory, conflict)
+            one = Registration(plugin(resource), directory, conflict, standings)
             threads[resource] = threading.Thread(
                 target=one.run, args=(stopping,), name=f"register {resource}", daemon=True
             )
@@ -89,12 +92,17 @@ class Registration:
     """Keeps one resource registered; ``run`` is the thread's work."""
 
     def __init__(
-        self, plugin: DevicePlugin, directory: Path, conflict: Callable[[str], None]
+        self,
+        plugin: DevicePlugin,
+        directory: Path,
+        conflict: Callable[[str], None],
+        standings: Standings,
     ) -> None:
         self._plugin = plugin
         self._directory = directory
         self._resource = plugin.resource
         self._conflict = conflict
+        self._standings = standings
         self._kubelet = directory / "kubelet.sock"
         self._server: grpc.Server | None = None
         self._socket: Path | None = None
@@ -134,10 +142,23 @@ class Registration:
                         due = max(due, now + _STREAM_SECONDS)
                         if now - registered > _SETTLED_SECONDS:
                             pause = _RETRY_SECONDS[0]
+                self._tell(kubelet is not None)
                 stopping.wait(_LOOK_SECONDS)
         finally:
             self._plugin.stop()
             self._close()
+
+    def _tell(self, kubelet: bool) -> None:
+        if not kubelet:
+            self._standings.tell(self._resource, State.WAITING, f"{self._kubelet} is not there")
+        elif self._plugin.streams:
+            self._standings.tell(self._resource, State.REGISTERED)
+        elif self._trouble:
+            self._standings.tell(self._resource, State.REFUSED, self._trouble)
+        else:
+            self._standings.tell(
+                self._resource, State.UNHEARD, "kubelet took it, but does not ask for its devices"
+            )
 
     def _lost(self) -> bool:
         return self._socket is not None and _identity(self._socket) != self._socket_id

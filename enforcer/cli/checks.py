@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
@@ -28,6 +29,8 @@ _OLDEST = (5, 17)
 _OBJECTS = ("libringfence-audit.so", "libringfence-hsa.so")
 _FOREIGN = re.compile(r"amd\.com[_.-].*|.*amd.*gpu.*", re.IGNORECASE)
 _OURS = "ringfence-"
+_REGISTRATION = "registration.json"
+_REGISTERED = "registered"
 _RUNTIMES = (
     "containerd/containerd.sock",
     "k3s/containerd/containerd.sock",
@@ -310,7 +313,7 @@ def _kubelet(node: Node) -> Iterator[Finding]:
     else:
         yield _problem("kubelet", f"no socket {plugins}/kubelet.sock", "is kubelet running?")
     if any(name.startswith(_OURS) for name in names):
-        yield _ok("device plugin", "registered: its socket is there")
+        yield from _registered(node.place.state / _REGISTRATION)
     else:
         yield _problem(
             "device plugin",
@@ -326,6 +329,30 @@ def _kubelet(node: Node) -> Iterator[Finding]:
         )
     else:
         yield _ok("other plugins", "none for amd.com/gpu")
+
+
+def _registered(path: Path) -> Iterator[Finding]:
+    """What the device plugin wrote down of how it stands with kubelet."""
+    try:
+        resources = {
+            str(name): (str(entry["state"]), f"{entry['why']}, since {entry['since']}")
+            for name, entry in json.loads(path.read_text()).items()
+        }
+    except FileNotFoundError:
+        yield _note("device plugin", f"its socket is there, but no {path} that says more")
+        return
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        yield _note("device plugin", f"{path}: expected how its resources stand, found {error!r}")
+        return
+    for name, (state, why) in sorted(resources.items()):
+        if state == _REGISTERED:
+            yield _ok("device plugin", f"{name} is registered")
+        else:
+            yield _problem(
+                "device plugin",
+                f"{name} is {state}: {why}",
+                "is another plugin for it on this node? Remove that one; ours asks again by itself",
+            )
 
 
 def _hook(node: Node) -> Iterator[Finding]:

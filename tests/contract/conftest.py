@@ -98,6 +98,14 @@ class Bench:
             self.kubelet.wait_devices(RESOURCE, lambda ids: "Healthy" in ids.values())
         return process
 
+    def standing(self, resource: str = RESOURCE) -> str:
+        """How the plugin says it stands with kubelet; "" if it says nothing."""
+        try:
+            text = (self.root / "state/registration.json").read_text()
+        except FileNotFoundError:
+            return ""
+        return str(json.loads(text).get(resource, {}).get("state", ""))
+
     def kill(self, process: subprocess.Popen[bytes]) -> None:
         process.kill()
         process.wait()

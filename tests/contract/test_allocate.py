@@ -139,6 +139,46 @@ def test_init_and_app_container_each_get_their_own_entry(bench: Bench, layout: s
     assert set(bench.annotation("both", "amd-devices-to-allocate") or "") == {";"}
 
 
+def test_a_sidecar_keeps_its_share_beside_the_containers_after_it(bench: Bench) -> None:
+    bench.start()
+    gpu = bench.gpu_ids()[0]
+    pod = bench.bind(
+        "three",
+        f"{gpu},T,1024,10:;{gpu},T,2048,20:;{gpu},T,4096,30:;",
+        hami.container("app", 1),
+        init=(hami.container("setup", 1), hami.container("side", 1, restartPolicy="Always")),
+    )
+    got = bench.admit(pod)
+    # The sidecar takes the device over from the init container, and keeps it.
+    assert got["setup"].devices_ids == got["side"].devices_ids
+    assert got["app"].devices_ids != got["side"].devices_ids
+    assert [got[name].response.envs["HSA_CU_MASK"] for name in ("setup", "side", "app")] == [
+        "0:0-9",
+        "0:0-19",
+        "0:20-49",
+    ]
+    assert [item.kind for item in bench.slices] == [
+        ContainerKind.INIT,
+        ContainerKind.SIDECAR,
+        ContainerKind.APP,
+    ]
+    bench.wait_phase("three", "success")
+    assert bench.annotation("three", "amd-cu-allocated") == f'{{"{gpu}":"0-49"}}'
+
+
+def test_leading_empty_entries_that_the_scheduler_dropped_are_made_up_for(bench: Bench) -> None:
+    """HAMi v2.10.0: two containers without a GPU come first, and have no entry."""
+    bench.start()
+    gpu = bench.gpu_ids()[0]
+    containers = [hami.container("web"), hami.container("log")]
+    containers += [hami.container("a", 1), hami.container("none"), hami.container("b", 1)]
+    pod = bench.bind("five", f"{gpu},T,1024,10:;;{gpu},T,2048,20:;", *containers)
+    got = bench.admit(pod)
+    assert got["a"].response.envs["HIP_DEVICE_MEMORY_LIMIT_0"] == "1024m"
+    assert got["b"].response.envs["HIP_DEVICE_MEMORY_LIMIT_0"] == "2048m"
+    bench.wait_phase("five", "success")
+
+
 def test_a_pod_keeps_its_lock_until_its_last_container_is_served(bench: Bench) -> None:
     bench.start()
     gpu = bench.gpu_ids()[0]

@@ -7,12 +7,16 @@ import json
 import shutil
 import socket
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import grpc
 import pytest
 
+from deviceplugin.api import v1beta1_pb2 as pb
+from deviceplugin.api.v1beta1_pb2_grpc import DevicePluginStub
 from tests.contract.conftest import NODE, REGISTER, RESOURCE, eventually, running_bench
 from tests.contract.peers.kubelet import Second
 from tests.contract.peers.sysfs import Card, write_sysfs
@@ -101,18 +105,49 @@ def test_a_kubelet_that_starts_later_is_waited_for(bench: Bench) -> None:
     shutil.rmtree(bench.kubelet.plugins)
     bench.start(wait=False)
     time.sleep(1.5)
+    eventually(lambda: bench.standing() == "waiting")
     bench.kubelet.start()
     bench.kubelet.wait_devices(RESOURCE, healthy)
+    eventually(lambda: bench.standing() == "registered")
 
 
-def test_a_deleted_socket_is_replaced(bench: Bench) -> None:
+@pytest.mark.parametrize("by_another", [False, True], ids=["deleted", "replaced"])
+def test_a_socket_that_is_not_ours_any_more_is_replaced(bench: Bench, by_another: bool) -> None:
     bench.start()
     (mine,) = sockets(bench)
     mine.unlink()
+    if by_another:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(mine))
     bench.kubelet.wait_registrations(2)
     bench.kubelet.wait_devices(RESOURCE, healthy)
-    (other,) = sockets(bench)
-    assert other != mine
+    assert set(sockets(bench)) - {mine} != set()
+
+
+def test_every_stream_gets_the_list_at_once_and_every_change(bench: Bench) -> None:
+    bench.start()
+    (mine,) = sockets(bench)
+    lists: list[list[set[str]]] = [[], []]
+
+    def follow(own: list[set[str]]) -> None:
+        with grpc.insecure_channel(f"unix:{mine}") as channel:
+            for answer in DevicePluginStub(channel).ListAndWatch(pb.Empty()):
+                own.append({one.health for one in answer.devices})
+                if len(own) == 3:
+                    return
+
+    followers = [threading.Thread(target=follow, args=(own,), daemon=True) for own in lists]
+    for one in followers:
+        one.start()
+    eventually(lambda: all(len(own) == 1 for own in lists))
+    node = bench.root / "sys/class/kfd/kfd/topology/nodes/2"
+    node.rename(bench.root / "gone")
+    eventually(lambda: all(len(own) == 2 for own in lists), timeout=20)
+    (bench.root / "gone").rename(node)
+    for one in followers:
+        one.join(timeout=20)
+    assert lists == [[{"Healthy"}, {"Healthy", "Unhealthy"}, {"Healthy"}]] * 2
+    assert bench.kubelet.wait_devices(RESOURCE, healthy)
 
 
 def test_a_pod_is_served_after_kubelet_restarted(bench: Bench) -> None:
@@ -172,6 +207,7 @@ def test_a_refused_registration_is_tried_again_calmly(bench: Bench) -> None:
     owner = bench.start(elsewhere(bench))
     bench.start(wait=False)
     eventually(lambda: "device plugin already connected" in bench.log)
+    eventually(lambda: bench.standing() == "refused")
     time.sleep(4)
     assert bench.log.count("device plugin already connected") == 1, "said once"
     assert len(bench.kubelet.registrations) == 1

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -53,6 +54,11 @@ def make_socket(path: Path) -> None:
         os.close(directory)
 
 
+def standing(state: str) -> dict[str, str]:
+    """How a resource stands, as the device plugin writes it."""
+    return {"state": state, "why": "plugin of AMD", "since": "2026-01-02T03:04:05Z"}
+
+
 class Healthy:
     """The tree at ``path`` and what is known besides it."""
 
@@ -69,6 +75,7 @@ class Healthy:
         for name in ("kubelet.sock", "ringfence-amd.com-gpu.sock"):
             make_socket(path / "kubelet/device-plugins" / name)
         (path / "state").mkdir()
+        self.write("state/registration.json", json.dumps({"amd.com/gpu": standing("registered")}))
         write_checkpoint(path / "state" / FILE, [])
         roots = Roots(path / "sys", path / "proc", path / "run", path / "dev", path / "cgroup")
         where = Place(roots, path / "socket", path / "state", path / "bpf")
@@ -204,6 +211,21 @@ FAULTS: dict[str, tuple[Callable[[Healthy], None], str, State, str, str]] = {
     "no plugin": (
         lambda h: h.remove("kubelet/device-plugins/ringfence-amd.com-gpu.sock"),
         "device plugin", State.PROBLEM, "no socket", "DaemonSet",
+    ),
+    "a plugin that was refused": (
+        lambda h: h.write(
+            "state/registration.json",
+            json.dumps({"a": standing("registered"), "amd.com/gpu": standing("refused")}),
+        ),
+        "device plugin", State.PROBLEM, "amd.com/gpu is refused: plugin of AMD", "Remove that one",
+    ),
+    "a plugin that says nothing": (
+        lambda h: h.remove("state/registration.json"),
+        "device plugin", State.NOTE, "no ", "",
+    ),
+    "a plugin that says what nobody understands": (
+        lambda h: h.write("state/registration.json", "[1]"),
+        "device plugin", State.NOTE, "expected how its resources stand", "",
     ),
     "another plugin": (
         lambda h: make_socket(h.path / "kubelet/device-plugins/amd.com_gpu"),
