@@ -95,7 +95,8 @@ def _partitions(nodes: Iterable[KfdNode], gpus: Mapping[int, Gpu]) -> dict[int, 
     """By topology node, where several share a device: the partition's number, and how many share.
 
     KFD ors it into the location (kfd_topology.c: ``location_id |= node_id``), so it is the same
-    after every boot. Should it be missing there, the order of the render nodes stands in.
+    after every boot. A driver of 2024 has it in the location's highest bits instead (``<< 28``).
+    Should it be missing in both, the order of the render nodes stands in.
     """
     sharing: dict[str, list[KfdNode]] = {}
     for node in nodes:
@@ -105,10 +106,13 @@ def _partitions(nodes: Iterable[KfdNode], gpus: Mapping[int, Gpu]) -> dict[int, 
     for group in sharing.values():
         if len(group) == 1:
             continue
-        located = {node.node: node.location & 7 for node in group}
-        if len(set(located.values())) != len(group):
-            in_order = sorted(group, key=lambda node: gpus[node.node].render)
-            located = {node.node: number for number, node in enumerate(in_order)}
+        in_order = sorted(group, key=lambda node: gpus[node.node].render)
+        ways = (
+            {node.node: node.location & 7 for node in group},
+            {node.node: node.location >> 28 & 0xF for node in group},
+            {node.node: number for number, node in enumerate(in_order)},
+        )
+        located = next(way for way in ways if len(set(way.values())) == len(group))
         numbers |= {node: (number, len(group)) for node, number in located.items()}
     return numbers
 

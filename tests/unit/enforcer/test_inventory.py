@@ -122,6 +122,22 @@ def test_partitions_without_a_number_are_told_apart_by_render_node(tmp_path: Pat
     assert [(gpu.render, gpu.partition) for gpu in gpus] == [(128, 0), (129, 1)]
 
 
+def test_partitions_are_numbered_by_the_highest_bits_of_the_location_too(tmp_path: Path) -> None:
+    parts = tuple(
+        PartitionSpec(100 + n, card=1 + n, render=132 - n, vram=1 << 30) for n in (1, 2, 3)
+    )
+    write_sys(tmp_path / "sys", NodeSpec((replace(MI300X, partitions=parts),)))
+    for number, name in enumerate((1, 2, 3, 4)):
+        path = _node(tmp_path, name) / "properties"
+        low, high = f"location_id {1280 + number}\n", f"location_id {1280 | number << 28}\n"
+        assert low in path.read_text()
+        path.write_text(path.read_text().replace(low, high))
+    gpus, problems = read_inventory(Roots(sys=tmp_path / "sys", share=tmp_path))
+    assert problems == []
+    assert [(gpu.bdf, gpu.partition) for gpu in gpus] == [("0000:05:00.0", n) for n in range(4)]
+    assert [gpu.render for gpu in gpus[1:]] == [131, 130, 129]
+
+
 @pytest.mark.parametrize("broken", [0, 1, 2])
 @pytest.mark.parametrize(
     "how", ["no render node", "render minor of nobody", "no CUs", "elsewhere", "unreadable"]
