@@ -72,6 +72,7 @@ bench: prepare generate
 	$(PYTHON) -m tests.bench.decide
 	$(PYTHON) -m tests.bench.gate
 	$(PYTHON) -m tests.bench.plugin
+	$(PYTHON) -m tests.bench.scrape
 
 # Two pods on one simulated GPU, on a kernel with dmem and on one without.
 .PHONY: demo

@@ -83,6 +83,13 @@ TIERS = (
         NodeOptions(kernel="nodmem", gpus=2),
     ),
     Tier(
+        "soak-scrape",
+        "a real Prometheus for a minute, while 200 containers come and go",
+        ("tests/contract/test_prometheus.py",),
+        environment=(("RINGFENCE_CHURN_SECONDS", "60"),),
+        soak=True,
+    ),
+    Tier(
         "soak-dmem",
         "the enforcer killed 200 times, 100,000 random operations, on a kernel with dmem",
         ("tests/vm/guest/test_enforcer_kill.py", "tests/vm/guest/test_random_use.py"),

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import yaml
 
 from enforcer.metrics.families import ENGINES, FAMILIES
 from enforcer.model import Layer, Why
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
     from enforcer.metrics.families import Family
 
 PAGE = Path(__file__).parents[2] / "docs/metrics.md"
+RULES = Path(__file__).parents[2] / "charts/ringfence/files/rules.yaml"
 
 _INTRO = """# Which metrics are there?
 
@@ -24,7 +28,9 @@ Generated from the code by `python -m tests.check.metrics_page`; the tests compa
 The enforcer serves them on port 9394 (`--metrics-address`, chart value `metrics.port`) under
 `/metrics`, in Prometheus's text format. A scrape shows the enforcer's last pass and asks the kernel
 nothing. Where the numbers of usage come from, and what it means if they differ, is in
-[usage.md](usage.md); what to do about them in [troubleshoot.md](troubleshoot.md).
+[usage.md](usage.md); what to do about them in [troubleshoot.md](troubleshoot.md). The chart has two
+Grafana dashboards, for nodes and for pods (`metrics.dashboards`), and the alerts below
+(`metrics.prometheusRule`); the files are in `charts/ringfence/files`.
 
 - Sizes are bytes, times seconds. What is unknown has no series; an idle container's are 0.
 - A container's series come with its cgroup and go with it. `container=""` is the pod itself: to
@@ -82,6 +88,16 @@ def _lines() -> Iterator[str]:
     yield f"| `engine` | {_list(ENGINES)}, `other` |"
     yield "| `event`, `reason` of an incident | the members of `Counter` in `bpf/decode.py` |"
     yield "| `source` | `bo`, `ioctl`, `sysfs`, `none` |"
+    yield ""
+    yield "## Alerts\n"
+    yield "They count on the label `node` that the chart's monitors give to every series.\n"
+    yield "| alert | severity | after | says |"
+    yield "|---|---|---|---|"
+    for rule in yaml.safe_load(RULES.read_text())["groups"][0]["rules"]:
+        says = re.sub(r"\{\{ \$labels\.(\w+) \}\}", r"*\1*", rule["annotations"]["summary"])
+        says = re.sub(r"\{\{ \$value[^}]*\}\}", "*so much*", says)
+        severity, after = rule["labels"]["severity"], rule.get("for", "")
+        yield f"| `{rule['alert']}` | {severity} | {after} | {says} |"
 
 
 def _table(families: Iterable[Family]) -> Iterator[str]:
