@@ -58,7 +58,9 @@ class Installed:
         if missing != self._missing:
             self._missing = missing
             if missing:
-                _log.warning(
+                # Half of it is a mistake; none at all may be meant.
+                _log.log(
+                    logging.WARNING if len(missing) == 1 else logging.INFO,
                     "hook: expected %s in %s, found no %s: slices go without it, and programs see "
                     "the memory of the whole GPU",
                     f"{AUDITOR} and {TOOL}",

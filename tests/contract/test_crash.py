@@ -69,6 +69,24 @@ def test_a_plugin_killed_before_any_side_effect_leaves_nothing_behind(
     assert {one.pod for one in bench.slices} == ({"one", "next"} if served else {"next"})
 
 
+@pytest.mark.parametrize("number", [8, 9, 10])
+def test_a_plugin_killed_while_it_takes_a_slice_back_takes_it_back(
+    bench: Bench, number: int
+) -> None:
+    process = bench.start(dies=number)
+    pod = bench.bind("one", f"{bench.gpu_ids()[0]},T,4096,76:;")
+    bench.admit(pod)
+    bench.wait_unlocked()
+    bench.end(pod)
+    eventually(lambda: process.poll() is not None, timeout=30)
+    assert [item.pod for item in bench.slices] in ([], ["one"])
+
+    bench.start()
+
+    eventually(lambda: bench.slices == [], timeout=30)
+    assert next_pod_is_served(bench) == "0:0-75"
+
+
 @pytest.mark.parametrize("number", range(1, 4))
 def test_a_refused_pod_is_settled_by_the_next_start(bench: Bench, number: int) -> None:
     process = bench.start(dies=number)
