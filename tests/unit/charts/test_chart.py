@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import helm_python
@@ -16,92 +15,11 @@ from deviceplugin.options import terms
 from deviceplugin.terms import Terms
 from enforcer import cli
 from enforcer.daemon import _parser as enforcer_parser
+from tests.unit.charts.rendered import CHART, VARIANTS, Object, Values, only, render
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
-
-CHART = Path(__file__).parents[3] / "charts" / "ringfence"
-Values = dict[str, Any]
-Object = dict[str, Any]
-
-VARIANTS: dict[str, Values] = {
-    "defaults": {},
-    "k3s": {"containerRuntime": {"containerdStateDir": "/run/k3s/containerd", "crioRunRoot": ""}},
-    "microk8s": {
-        "kubeletDir": "/var/snap/microk8s/common/var/lib/kubelet",
-        "containerRuntime": {"containerdStateDir": "/var/snap/microk8s/common/run/containerd"},
-    },
-    "hook": {"hookDir": "/opt/ringfence"},
-    "plugin": {"devicePlugin": {"splitCount": 4, "failOpen": True, "logLevel": "debug"}},
-    "modes": {
-        "devicePlugin": {
-            "scheduler": "none",
-            "operatingMode": "partition",
-            "computePartition": "cpx",
-            "resourceNaming": "mixed",
-            "excludeGPUs": ["0000:05:00.0", "card3"],
-            "memoryScaling": 1.5,
-            "allocatorPolicy": "spread",
-            "healthPulse": 2.5,
-            "hipLogLevel": 4,
-            "metricsExporterDir": "",
-            "reportNodeCapacity": True,
-            "cdi": {"enabled": True, "specDir": "/etc/cdi"},
-        }
-    },
-    "cri-o": {"containerRuntime": {"containerdStateDir": ""}},
-    "service monitor": {"metrics": {"serviceMonitor": {"enabled": True, "labels": {"team": "a"}}}},
-    "pod monitor": {"metrics": {"podMonitor": {"enabled": True, "interval": "1m30s"}}},
-    "annotations": {"metrics": {"podAnnotations": True}, "podAnnotations": {"a/b": "c"}},
-    "observed": {
-        "metrics": {
-            "dashboards": {"enabled": True},
-            "prometheusRule": {"enabled": True, "labels": {"team": "a"}},
-        }
-    },
-    "token": {
-        "metrics": {
-            "page": False,
-            "tokenSecret": {"name": "seen", "key": "by"},
-            "podMonitor": {"enabled": True},
-        }
-    },
-    "no metrics": {"metrics": {"enabled": False}},
-    "on delete": {"updateStrategy": {"type": "OnDelete"}},
-    "one at a time": {
-        "updateStrategy": {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": "10%"}}
-    },
-    "surge": {"updateStrategy": {"rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}},
-    "account of one's own": {
-        "serviceAccount": {"create": False, "name": "gpu"},
-        "rbac": {"create": False},
-    },
-    "bare": {
-        "nodeSelector": {"kubernetes.io/os": None, "kubernetes.io/arch": None},
-        "tolerations": [],
-        "priorityClassName": "",
-        "devicePlugin": {"resources": {"requests": None, "limits": None}},
-        "imagePullSecrets": [{"name": "registry"}],
-    },
-}
-
-
-def render(values: Values | None = None) -> list[Object]:
-    with helm_python.Chart.load(CHART) as chart:
-        manifests = chart.render(values or {}, name="rf", namespace="gpu-system")
-    return [
-        document
-        for name, text in manifests.items()
-        if not name.endswith(".txt")
-        for document in yaml.safe_load_all(text)
-        if document is not None
-    ]
-
-
-def only(objects: list[Object], kind: str) -> Object:
-    (found,) = [item for item in objects if item["kind"] == kind]
-    return found
 
 
 def pod_spec(values: Values | None = None) -> Object:
@@ -127,7 +45,9 @@ def mounts(name: str, values: Values | None = None) -> dict[str, Object]:
 
 @pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
 def test_the_chart_passes_helms_linter(values: Values) -> None:
-    report = helm_python.lint(CHART, values, strict=True, kube_version="v1.25.0")
+    report = helm_python.lint(
+        CHART, values, strict=True, namespace="gpu-system", kube_version="v1.30.0"
+    )
     assert report["errors"] == []
     assert [m for m in report["messages"] if m["severity"] > 1] == []
 
@@ -136,7 +56,8 @@ def test_the_chart_passes_helms_linter(values: Values) -> None:
 def test_every_object_is_named_and_labelled(values: Values) -> None:
     for item in render(values):
         assert item["apiVersion"]
-        assert item["metadata"]["name"].startswith("rf-ringfence")
+        if item["kind"] != "Namespace":
+            assert item["metadata"]["name"].startswith("rf-ringfence")
         assert item["metadata"]["labels"]["app.kubernetes.io/instance"] == "rf"
 
 
@@ -537,6 +458,9 @@ PASSED_THROUGH = {
     ("affinity", "nodeAffinity"),
     ("affinity", "podAffinity"),
     ("affinity", "podAntiAffinity"),
+    ("networkPolicy", "scrapers", "[]", "namespaceSelector"),
+    ("networkPolicy", "scrapers", "[]", "podSelector"),
+    ("networkPolicy", "scrapers", "[]", "ipBlock"),
 }
 CLOSED = [
     path

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The chart's objects, by Helm's own engine, and the sets of values that are looked at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import yaml
+
+CHART = Path(__file__).parents[3] / "charts" / "ringfence"
+Values = dict[str, Any]
+Object = dict[str, Any]
+
+VARIANTS: dict[str, Values] = {
+    "defaults": {},
+    "k3s": {"containerRuntime": {"containerdStateDir": "/run/k3s/containerd", "crioRunRoot": ""}},
+    "microk8s": {
+        "kubeletDir": "/var/snap/microk8s/common/var/lib/kubelet",
+        "containerRuntime": {"containerdStateDir": "/var/snap/microk8s/common/run/containerd"},
+    },
+    "hook": {"hookDir": "/opt/ringfence"},
+    "plugin": {"devicePlugin": {"splitCount": 4, "failOpen": True, "logLevel": "debug"}},
+    "modes": {
+        "devicePlugin": {
+            "scheduler": "none",
+            "operatingMode": "partition",
+            "computePartition": "cpx",
+            "resourceNaming": "mixed",
+            "excludeGPUs": ["0000:05:00.0", "card3"],
+            "memoryScaling": 1.5,
+            "allocatorPolicy": "spread",
+            "healthPulse": 2.5,
+            "hipLogLevel": 4,
+            "metricsExporterDir": "",
+            "reportNodeCapacity": True,
+            "cdi": {"enabled": True, "specDir": "/etc/cdi"},
+        }
+    },
+    "cri-o": {"containerRuntime": {"containerdStateDir": ""}},
+    "service monitor": {"metrics": {"serviceMonitor": {"enabled": True, "labels": {"team": "a"}}}},
+    "pod monitor": {"metrics": {"podMonitor": {"enabled": True, "interval": "1m30s"}}},
+    "annotations": {"metrics": {"podAnnotations": True}, "podAnnotations": {"a/b": "c"}},
+    "observed": {
+        "metrics": {
+            "dashboards": {"enabled": True},
+            "prometheusRule": {"enabled": True, "labels": {"team": "a"}},
+        }
+    },
+    "token": {
+        "metrics": {
+            "page": False,
+            "tokenSecret": {"name": "seen", "key": "by"},
+            "podMonitor": {"enabled": True},
+        }
+    },
+    "no metrics": {"metrics": {"enabled": False}},
+    "on delete": {"updateStrategy": {"type": "OnDelete"}},
+    "one at a time": {
+        "updateStrategy": {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": "10%"}}
+    },
+    "surge": {"updateStrategy": {"rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}},
+    "account of one's own": {
+        "serviceAccount": {"create": False, "name": "gpu"},
+        "rbac": {"create": False},
+    },
+    "guarded": {
+        "admissionPolicy": "on",
+        "networkPolicy": {
+            "enabled": True,
+            "scrapers": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}],
+        },
+    },
+    "of one's own": {
+        "namespace": {"create": True},
+        "priorityClassName": "",
+        "priorityClass": {"create": True, "value": 5},
+        "nodeFeatureDiscovery": True,
+        "affinity": {"podAntiAffinity": {}},
+    },
+    "closed network": {"metrics": {"enabled": False}, "networkPolicy": {"enabled": True}},
+    "openshift": {
+        "openshift": {"enabled": True},
+        "devicePlugin": {"seLinuxType": "container_device_plugin_t"},
+        "containerRuntime": {"containerdStateDir": ""},
+    },
+    "bare": {
+        "nodeSelector": {"kubernetes.io/os": None, "kubernetes.io/arch": None},
+        "tolerations": [],
+        "priorityClassName": "",
+        "devicePlugin": {"resources": {"requests": None, "limits": None}},
+        "imagePullSecrets": [{"name": "registry"}],
+    },
+}
+
+
+def render(values: Values | None = None) -> list[Object]:
+    """The objects for a cluster of the version that Helm's library takes for granted."""
+    with helm_python.Chart.load(CHART) as chart:
+        manifests = chart.render(values or {}, name="rf", namespace="gpu-system")
+    return [
+        document
+        for name, text in manifests.items()
+        if not name.endswith(".txt")
+        for document in yaml.safe_load_all(text)
+        if document is not None
+    ]
+
+
+def only(objects: list[Object], kind: str) -> Object:
+    (found,) = [item for item in objects if item["kind"] == kind]
+    return found

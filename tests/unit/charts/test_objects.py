@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every object against the API's own schemas, and the rules that schemas do not state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import kubernetes_validate
+import pytest
+
+from tests.unit.charts.rendered import VARIANTS, Object, Values, only, render
+
+OLDEST = "1.25"
+"""Chart.yaml's kubeVersion."""
+POLICIES = "1.30"
+"""Since when there are ValidatingAdmissionPolicies."""
+NEWEST = kubernetes_validate.latest_version()
+CUSTOM = {"ServiceMonitor", "PodMonitor", "PrometheusRule", "SecurityContextConstraints"}
+"""Kinds that Kubernetes itself does not know."""
+
+
+def since(item: Object) -> str:
+    return POLICIES if item["kind"].startswith("ValidatingAdmission") else OLDEST
+
+
+@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
+def test_the_oldest_and_the_newest_api_server_take_every_object(values: Values) -> None:
+    for item in render(values):
+        if item["kind"] in CUSTOM:
+            continue
+        for version in (since(item), NEWEST):
+            # Strict: a field that the server does not know is a mistake, not a wish.
+            checked = kubernetes_validate.validate(item, version, strict=True)
+            assert version.startswith(checked)
+
+
+def test_a_field_that_no_server_knows_would_be_found() -> None:
+    item = only(render(), "DaemonSet")
+    item["spec"]["template"]["spec"]["containers"][0]["securityContext"]["priviledged"] = True
+    with pytest.raises(kubernetes_validate.ValidationError, match="priviledged"):
+        kubernetes_validate.validate(item, NEWEST, strict=True)
+
+
+def containers(values: Values) -> list[Object]:
+    spec: dict[str, Any] = only(render(values), "DaemonSet")["spec"]["template"]["spec"]
+    return [*spec.get("initContainers", []), *spec["containers"]]
+
+
+@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
+def test_no_container_is_privileged_and_without_escalation(values: Values) -> None:
+    """The API server refuses the two together, and a new capability of CAP_SYS_ADMIN with it."""
+    for container in containers(values):
+        security = container["securityContext"]
+        escalates = security.get("allowPrivilegeEscalation", True)
+        added = security.get("capabilities", {}).get("add", [])
+        if security.get("privileged") or "SYS_ADMIN" in added:
+            assert escalates, container["name"]
+
+
+@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
+def test_names_that_must_be_unique_are(values: Values) -> None:
+    spec = only(render(values), "DaemonSet")["spec"]["template"]["spec"]
+    names = [item["name"] for item in containers(values)]
+    assert len(set(names)) == len(names)
+    for container in containers(values):
+        paths = [mount["mountPath"] for mount in container["volumeMounts"]]
+        assert len(set(paths)) == len(paths)
+    for volume in spec["volumes"]:
+        assert len(volume["name"]) <= 63
+
+
+# What the Pod Security Standards forbid at "restricted", by container: the plugin offends against
+# none of it but the user and the pod's host directories and process ids.
+def test_the_plugin_is_restricted_in_all_but_its_user() -> None:
+    for values in VARIANTS.values():
+        (plugin,) = [item for item in containers(values) if item["name"] == "device-plugin"]
+        security = plugin["securityContext"]
+        assert security["privileged"] is False
+        assert security["allowPrivilegeEscalation"] is False
+        assert security["capabilities"] == {"drop": ["ALL"]}
+        assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert security["runAsUser"] == 0
+        assert not any("hostPort" in port for port in plugin.get("ports", []))
+
+
+def test_no_level_below_privileged_would_take_the_pod_and_it_asks_for_no_more() -> None:
+    spec = only(render(), "DaemonSet")["spec"]["template"]["spec"]
+    # Baseline forbids these two, which both containers' work rests on.
+    assert spec["hostPID"] is True
+    assert any("hostPath" in volume for volume in spec["volumes"])
+    assert "hostNetwork" not in spec
+    assert "hostIPC" not in spec
+    assert "sysctls" not in spec.get("securityContext", {})

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the pods go, what goes before them, and what a cluster lets them do."""
+
+from __future__ import annotations
+
+import re
+
+import helm_python
+import pytest
+
+from tests.unit.charts.rendered import CHART, VARIANTS, Object, Values, only, render
+
+FROM_OUR_OWN = VARIANTS["of one's own"]
+
+
+def pod_spec(values: Values | None = None) -> Object:
+    spec: Object = only(render(values), "DaemonSet")["spec"]["template"]["spec"]
+    return spec
+
+
+def test_node_feature_discovery_finds_every_kind_of_amd_gpu_and_keeps_other_affinity() -> None:
+    affinity = pod_spec(FROM_OUR_OWN)["affinity"]
+    required = affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    labels = [
+        expression["key"]
+        for term in required["nodeSelectorTerms"]
+        for expression in term["matchExpressions"]
+    ]
+    # Terms of their own: one of them is enough.
+    assert len(required["nodeSelectorTerms"]) == len(labels) == 3
+    assert labels == [
+        f"feature.node.kubernetes.io/pci-{kind}_1002.present" for kind in ("0300", "0380", "1200")
+    ]
+    assert "podAntiAffinity" in affinity
+    assert "affinity" not in pod_spec()
+
+
+def test_a_class_of_our_own_is_made_and_used() -> None:
+    found = only(render(FROM_OUR_OWN), "PriorityClass")
+    assert pod_spec(FROM_OUR_OWN)["priorityClassName"] == found["metadata"]["name"]
+    assert (found["value"], found["globalDefault"]) == (5, False)
+
+
+def test_the_namespace_allows_what_the_pods_are() -> None:
+    labels = only(render(FROM_OUR_OWN), "Namespace")["metadata"]["labels"]
+    for mode in ("enforce", "audit", "warn"):
+        assert labels[f"pod-security.kubernetes.io/{mode}"] == "privileged"
+
+
+def test_the_network_policy_lets_scrapers_in_and_the_api_server_be_reached() -> None:
+    objects = render(VARIANTS["guarded"])
+    policy = only(objects, "NetworkPolicy")["spec"]
+    labels = only(objects, "DaemonSet")["spec"]["template"]["metadata"]["labels"]
+    assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+    (rule,) = policy["ingress"]
+    assert rule["ports"] == [{"port": "metrics", "protocol": "TCP"}]
+    assert rule["from"] == VARIANTS["guarded"]["networkPolicy"]["scrapers"]
+    (out,) = policy["egress"]
+    assert [port["port"] for port in out["ports"]] == [443, 6443]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+
+
+def test_without_metrics_nothing_comes_in() -> None:
+    policy = only(render(VARIANTS["closed network"]), "NetworkPolicy")["spec"]
+    assert policy["ingress"] == []
+
+
+def test_openshift_allows_these_pods_what_they_ask_for_and_no_other_kind_of_volume() -> None:
+    objects = render(VARIANTS["openshift"])
+    constraints = only(objects, "SecurityContextConstraints")
+    spec = only(objects, "DaemonSet")["spec"]["template"]["spec"]
+    assert constraints["users"] == [
+        f"system:serviceaccount:gpu-system:{spec['serviceAccountName']}"
+    ]
+    kinds = {kind for volume in spec["volumes"] for kind in volume if kind != "name"}
+    assert set(constraints["volumes"]) == kinds
+    assert constraints["allowHostPID"] is spec["hostPID"] is True
+    assert not {"hostNetwork", "hostIPC"} & set(spec)
+    assert not constraints["allowHostNetwork"]
+    for container in spec["containers"]:
+        assert container["securityContext"]["readOnlyRootFilesystem"]
+        assert not any("hostPort" in port for port in container.get("ports", []))
+
+
+def test_the_plugin_gets_the_selinux_type_of_the_values() -> None:
+    def types(values: Values) -> dict[str, object]:
+        return {
+            item["name"]: item["securityContext"].get("seLinuxOptions")
+            for item in pod_spec(values)["containers"]
+        }
+
+    assert types(VARIANTS["openshift"]) == {
+        "device-plugin": {"type": "container_device_plugin_t"},
+        "enforcer": None,
+    }
+    assert types({}) == {"device-plugin": None, "enforcer": None}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"priorityClass": {"create": True}}, 'set priorityClassName to ""'),
+        (
+            {"nodeFeatureDiscovery": True, "affinity": {"nodeAffinity": {"a": 1}}},
+            "two sets of terms would mean one or the other",
+        ),
+    ],
+)
+def test_values_that_cannot_go_together_are_refused_with_the_reason(
+    values: Values, words: str
+) -> None:
+    with pytest.raises(helm_python.HelmRenderError, match=re.escape(words)):
+        render(values)
+
+
+def test_a_policy_is_not_asked_of_a_cluster_that_has_none(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The linter only tells what a template refused; it does not count it."""
+    for version, refused in (("v1.29.0", True), ("v1.30.0", False)):
+        helm_python.lint(CHART, {"admissionPolicy": "on"}, kube_version=version)
+        said = "ValidatingAdmissionPolicy exists since 1.30" in capfd.readouterr().err
+        assert said is refused
