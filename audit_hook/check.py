@@ -325,13 +325,17 @@ def _glibc_image(root: Path, version: Version | None) -> Image:
             "glibc below 2.35: the auditor takes itself out, the tools library holds the limit"
         )
     hungry = sorted({path.name for path in _find(root, _TLS_HUNGRY)})
-    if hungry and audits:
+    # The room is laid out before the auditor can take itself out.
+    if hungry and version is not None and version < _TUNABLE_SINCE:
+        notes.append(
+            f"{', '.join(hungry)}: may not start while LD_AUDIT is set, and glibc has no tunable "
+            'for it before 2.32; set LD_AUDIT="" in the pod, the tools library holds the limit'
+        )
+    elif hungry:
         notes.append(
             f"{', '.join(hungry)}: starts beside an auditor only with "
             "GLIBC_TUNABLES=glibc.rtld.optional_static_tls"
         )
-    elif hungry and version is not None and version < _TUNABLE_SINCE:
-        notes.append(f"{', '.join(hungry)}: no tunable before glibc 2.32, and no auditor either")
     return Image(
         libc=Libc.GLIBC,
         version=version,

@@ -62,7 +62,7 @@ TIERS = (
     Tier(
         "hook",
         "the in-process hook over the ROCm of Debian 12",
-        ("tests/hook",),
+        ("tests/hook", "--ignore=tests/hook/soak"),
         only_on=("debian", "12"),
     ),
     Tier(
@@ -87,6 +87,14 @@ TIERS = (
         "a real Prometheus for a minute, while 200 containers come and go",
         ("tests/contract/test_prometheus.py",),
         environment=(("RINGFENCE_CHURN_SECONDS", "60"),),
+        soak=True,
+    ),
+    Tier(
+        "soak-hook",
+        "the hook over ROCm that is large to fetch, under the oldest and newest glibc, fuzzed",
+        ("tests/hook/soak", "tests/hook/test_fuzz.py"),
+        environment=(("RINGFENCE_FUZZ_SECONDS", "600"), ("RINGFENCE_STORM_SECONDS", "300")),
+        only_on=("debian", "12"),
         soak=True,
     ),
     Tier(

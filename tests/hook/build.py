@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 _HERE = Path(__file__).resolve().parent
-_TREE = _HERE.parents[1]
+TREE = _HERE.parents[1]
 _LIBS = Path("/usr/lib/x86_64-linux-gnu")
 _NEEDED = {
     "libamdhip64-5": _LIBS / "libamdhip64.so.5",
@@ -93,7 +93,7 @@ def build(root: Path) -> Path:
             "make",
             "-s",
             "-C",
-            str(_TREE / "audit_hook"),
+            str(TREE / "audit_hook"),
             f"OUT={root / 'hook'}",
             f"PYTHON={sys.executable}",
         ],
@@ -106,7 +106,7 @@ def build(root: Path) -> Path:
             *_HIP, _HERE / "programs" / "hip.c", *flags, "-lpthread", "-o", root / "programs" / name
         )
     for source in sorted((_HERE / "programs").glob("*.c")):
-        if source.stem != "hip":
+        if source.stem not in {"hip", "plt"}:
             _cc(*_HIP, "-I/usr/include/libdrm", source, *_LIBRARIES, "-o",
                 root / "programs" / source.stem)  # fmt: skip
     subprocess.run(

@@ -26,6 +26,7 @@ PACKAGES = {
         # The library itself has another name since Debian 13 and Ubuntu 24.04 (64-bit time).
         *("libjemalloc2", "libgoogle-perftools-dev"),
         *("libclang-rt-dev", "musl-tools", "gcc-aarch64-linux-gnu", "libc6-dev-arm64-cross"),
+        "qemu-user",
     ),
     "Python": ("python3", "python3-venv", "python3-pip"),
     "checks": ("shellcheck", "git"),

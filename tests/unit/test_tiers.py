@@ -71,7 +71,7 @@ def test_every_tier_has_its_own_name() -> None:
 def test_soak_tiers_run_only_when_asked_for() -> None:
     everyday = {tier.name for tier in choose([], soak=False)}
     soak = {tier.name for tier in choose([], soak=True)}
-    assert soak == {"soak-scrape", "soak-dmem", "soak-nodmem"}
+    assert soak == {"soak-scrape", "soak-dmem", "soak-nodmem", "soak-hook"}
     assert everyday | soak == {tier.name for tier in TIERS}
     assert not everyday & soak
     for flag in (False, True):
@@ -83,10 +83,11 @@ def test_soak_tiers_run_only_when_asked_for() -> None:
 
 def test_a_tier_for_one_distribution_is_left_to_it() -> None:
     (hook,) = (tier for tier in TIERS if tier.name == "hook")
+    (soak,) = (tier for tier in TIERS if tier.name == "soak-hook")
     assert fits(hook, {"ID": "debian", "VERSION_ID": "12"})
     assert not fits(hook, {"ID": "debian", "VERSION_ID": "13"})
     assert not fits(hook, {})
-    assert all(fits(tier, {}) for tier in TIERS if tier is not hook)
+    assert all(fits(tier, {}) for tier in TIERS if tier not in (hook, soak))
 
 
 def test_an_unknown_tier_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:

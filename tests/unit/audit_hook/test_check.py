@@ -183,6 +183,11 @@ def test_an_image_with_jemalloc_is_told_of_the_tunable(tmp_path: Path) -> None:
     assert any("optional_static_tls" in note for note in result.notes)
 
 
+def test_an_old_image_with_jemalloc_is_told_to_do_without_the_auditor(tmp_path: Path) -> None:
+    result = inspect_image(image(tmp_path, "2.31", b"", "libjemalloc.so.2"))
+    assert any('set LD_AUDIT=""' in note for note in result.notes)
+
+
 def test_musl_and_static_images_are_told_apart(tmp_path: Path) -> None:
     musl = inspect_image(image(tmp_path / "musl", None, b"", "ld-musl-x86_64.so.1"))
     assert (musl.libc, musl.auditor_loads, musl.tool_loads) == (Libc.MUSL, False, False)
