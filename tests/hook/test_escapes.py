@@ -149,6 +149,58 @@ def test_a_static_program_starts(limited: Container) -> None:
     assert (result.lines, result.err) == (["started"], "")
 
 
+def test_a_static_pie_program_starts_and_is_not_seen(limited: Container, built: Path) -> None:
+    source = Path(__file__).parent / "programs" / "raw.c"
+    out = built / "programs" / "raw-static"
+    subprocess.run(["cc", "-static-pie", source, "-o", out], check=True)
+    result = limited.run(PROGRAMS / "raw-static", "3000", env=TUNABLE)
+    # The kernel's own answer: there is no such file.
+    assert (result.lines, result.err) == (["alloc 9"], "")
+    assert list(limited.ledger.iterdir()) == []
+
+
+def test_an_ioctl_of_a_programs_own_is_not_held(limited: Container) -> None:
+    env = {"LD_PRELOAD": str(THUNK / "libkernel.so"), "KERNEL_LOG": "/srv/kernel.log", **TUNABLE}
+    result = limited.run(PROGRAMS / "raw", "3000", env=env)
+    assert (result.lines, result.err) == (["alloc 0"], "")
+    assert (limited.root / "out/kernel.log").read_text() == f"kfd-alloc {3000 << 20}\n"
+    assert list(limited.ledger.iterdir()) == []
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_a_musl_program_starts_and_is_not_held(
+    limited: Container, built: Path, static: bool
+) -> None:
+    if shutil.which("musl-gcc") is None:
+        pytest.skip("needs the package musl-tools")
+    here = Path(__file__).parent
+    programs = built / "programs"
+    musl = ["musl-gcc", "-D_GNU_SOURCE"]
+    flags = ["-static"] if static else []
+    subprocess.run(
+        [*musl, *flags, here / "programs/raw.c", "-o", programs / "raw-musl"], check=True
+    )
+    subprocess.run(
+        [*musl, "-fPIC", "-shared", here / "thunk/kernel.c", "-o", programs / "kernel-musl.so"],
+        check=True,
+    )
+    env = {"LD_PRELOAD": str(PROGRAMS / "kernel-musl.so"), **TUNABLE}
+    result = limited.run(PROGRAMS / "raw-musl", "3000", env=env)
+    # Nothing is preloaded into a static program: it asks the kernel itself.
+    assert (result.lines, result.err) == (["alloc 9" if static else "alloc 0"], "")
+    assert list(limited.ledger.iterdir()) == []
+
+
+def test_our_objects_preloaded_by_musl_do_no_harm(limited: Container, built: Path) -> None:
+    if shutil.which("musl-gcc") is None:
+        pytest.skip("needs the package musl-tools")
+    source = Path(__file__).parent / "programs" / "raw.c"
+    out = built / "programs" / "raw-musl-dynamic"
+    subprocess.run(["musl-gcc", source, "-o", out], check=True)
+    result = limited.run(PROGRAMS / out.name, "3000", env={"LD_PRELOAD": AUDIT})
+    assert (result.lines, result.err) == (["alloc 9"], "")
+
+
 @pytest.mark.parametrize("library", [JEMALLOC, TCMALLOC])
 def test_other_allocators_preloaded_start_and_are_held(limited: Container, library: str) -> None:
     if not Path(library).exists():
