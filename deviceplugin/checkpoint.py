@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from enforcer.slices import (
@@ -37,7 +38,7 @@ class Checkpoint:
         self.giving = threading.Lock()
         """Held from a decision on the slices to the write that follows from it."""
         self._path = path
-        self._lock = threading.Lock()
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self.problems: tuple[str, ...] = ()
         """What was wrong with the file that was read, a line each."""
         self._slices: tuple[Slice, ...] = ()
@@ -77,22 +78,25 @@ class Checkpoint:
         """The slices of a pod, the same object as long as they are the same."""
         return self._of_pod.get(uid, ())
 
-    def add(self, item: Slice) -> None:
+    def add(self, item: Slice, timeout: float | None = None) -> None:
         """Give a slice out: in the file when this returns, whatever becomes of this process.
 
-        Raises OSError, and then it is not given.
+        Raises OSError, and then it is not given; also when the disk takes longer than ``timeout``
+        seconds. Should it take the slice later, that is one to be taken back.
         """
-        self._replace(lambda slices: (*(one for one in slices if one.key != item.key), item))
+        self._replace(
+            lambda slices: (*(one for one in slices if one.key != item.key), item), timeout
+        )
 
-    def remove_pod(self, uid: str) -> list[Slice]:
-        """Take back the slices of a pod; which they were. Raises OSError, and then none is."""
+    def remove_pod(self, uid: str, timeout: float | None = None) -> list[Slice]:
+        """Take back the slices of a pod; which they were. Raises OSError as ``add``."""
         removed: list[Slice] = []
 
         def keep(slices: tuple[Slice, ...]) -> Iterable[Slice]:
             removed.extend(one for one in slices if one.pod_uid == uid)
             return (one for one in slices if one.pod_uid != uid)
 
-        self._replace(keep)
+        self._replace(keep, timeout)
         return removed
 
     def flush(self) -> None:
@@ -106,12 +110,23 @@ class Checkpoint:
             sync_directory(self._path.parent)
             self._durable = slices
 
-    def _replace(self, change: Callable[[tuple[Slice, ...]], Iterable[Slice]]) -> None:
-        with self._lock:
-            slices = tuple(change(self._slices))
-            if slices != self._slices:
-                write_document(self._path, document(map(self._line, slices)))
-                self._know(slices)
+    def _replace(
+        self, change: Callable[[tuple[Slice, ...]], Iterable[Slice]], timeout: float | None
+    ) -> None:
+        # By a thread of its own, as nothing else gets back from a disk that hangs.
+        written = self._writer.submit(self._write, change)
+        try:
+            written.result(timeout)
+        except TimeoutError:
+            if not written.done():
+                raise OSError(f"{self._path}: not written after {timeout:.1f} s") from None
+            raise
+
+    def _write(self, change: Callable[[tuple[Slice, ...]], Iterable[Slice]]) -> None:
+        slices = tuple(change(self._slices))
+        if slices != self._slices:
+            write_document(self._path, document(map(self._line, slices)))
+            self._know(slices)
 
     def _line(self, item: Slice) -> str:
         known = self._lines.get(item.key)

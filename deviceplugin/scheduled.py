@@ -77,7 +77,7 @@ class Scheduled:
             raise RefusalError(f"GPU {error} of the slice is not on this node any more") from error
         except RefusalError as error:
             if error.pod is not None:
-                self._take_back(error.pod)
+                self._take_back(error.pod, _left(deadline))
             raise
         finally:
             self._checkpoint.giving.release()
@@ -100,7 +100,7 @@ class Scheduled:
         created = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         item = decide(turn, device_ids, self._offer.devices, self._checkpoint.slices, created)
         try:
-            self._checkpoint.add(item)
+            self._checkpoint.add(item, _left(deadline))
         except OSError as error:
             raise turn.refuse(f"the checkpoint cannot be written: {error}") from error
         _log.info("pod %s, container %s: %s", turn.pod.title, item.container, _describe(item))
@@ -175,13 +175,18 @@ class Scheduled:
         booked = [find_device(self._offer.devices, share.id) for share in entry]
         return [device.key for device in booked if device is not None]
 
-    def _take_back(self, pod: Pod) -> None:
+    def _take_back(self, pod: Pod, seconds: float) -> None:
         """A refused pod never starts: what its other containers got is free again."""
         try:
-            self._checkpoint.remove_pod(pod.uid)
+            self._checkpoint.remove_pod(pod.uid, seconds)
         except OSError as error:
             _log.warning("pod %s: its slices stay for now: %s", pod.title, error)
         self._binding.fail(pod)
+
+
+def _left(deadline: float) -> float:
+    """Seconds, and a moment where none are left: what is quick is done all the same."""
+    return max(0.05, deadline - time.monotonic())
 
 
 def _describe(item: Slice) -> str:

@@ -188,12 +188,6 @@ class DevicePlugin(DevicePluginServicer):
         if mistake is not None:
             _log.error("start refused: %s", mistake)
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, mistake)
-        try:
-            self._checkpoint.flush()
-        except OSError as error:
-            context.abort(
-                grpc.StatusCode.FAILED_PRECONDITION, f"the checkpoint cannot be written: {error}"
-            )
         # A whole GPU has no limit that must be held. But where kubelet's record does not say whose
         # it is, the enforcer must have found the pod: it may be one bound past the scheduler.
         must = _sliced(items) or not holders
@@ -211,7 +205,11 @@ class DevicePlugin(DevicePluginServicer):
         if not self._starts.acquire(blocking=False):
             return f"{_STARTS} other containers wait for the enforcer already"
         try:
+            # Given for good, before anything runs with it.
+            self._checkpoint.flush()
             return self._holder.hold(items, seconds)
+        except OSError as error:
+            return f"the checkpoint cannot be written: {error}"
         finally:
             self._starts.release()
 

@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import json
 import tempfile
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -96,6 +98,31 @@ def test_a_write_that_was_torn_leaves_the_old_slices(path: Path) -> None:
     assert checkpoint.slices == (slice_of(),)
     checkpoint.add(slice_of("b"))
     assert len(Checkpoint(path).slices) == 2
+
+
+def test_a_disk_that_hangs_keeps_nobody_longer_than_they_would_wait(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = Checkpoint(path)
+    checkpoint.add(slice_of("a"))
+    answers = threading.Event()
+    write = deviceplugin.checkpoint.write_document
+
+    def hang(path: Path, text: str) -> None:
+        answers.wait(20)
+        write(path, text)
+
+    monkeypatch.setattr(deviceplugin.checkpoint, "write_document", hang)
+    started = time.monotonic()
+    with pytest.raises(OSError, match=r"slices.json: not written after 0.2 s"):
+        checkpoint.add(slice_of("b"), 0.2)
+    with pytest.raises(OSError, match="not written after"):
+        checkpoint.remove_pod("uid-pod", 0.2)
+    assert time.monotonic() - started < 10
+    assert checkpoint.slices == (slice_of("a"),)
+    answers.set()
+    checkpoint.add(slice_of("c", name="other"))
+    assert read_checkpoint(path)[0] == [slice_of("c", name="other")], "in the order they came"
 
 
 def test_a_pod_has_the_same_slices_as_long_as_they_are_the_same(path: Path) -> None:
