@@ -79,6 +79,8 @@ class Node:
     """Why it did not."""
     now: float = 0.0
     """Unix seconds."""
+    run: Path | None = None
+    """The host's ``/run`` where it is another than the place's, which may have parts of it only."""
 
 
 def examine(node: Node) -> list[Finding]:
@@ -279,7 +281,7 @@ def _dmem(node: Node, root: Path) -> Iterator[Finding]:
 
 def _runtime(node: Node) -> Iterator[Finding]:
     run = node.place.roots.run
-    sockets = [name for name in _RUNTIMES if (run / name).exists()]
+    sockets = [name for name in _RUNTIMES if ((node.run or run) / name).exists()]
     records = [name for name in _RECORDS if (run / name).is_dir()]
     if records:
         yield _ok("runtime", f"records of containers in {', '.join(records)}")

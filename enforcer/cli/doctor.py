@@ -37,19 +37,27 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="the findings, for programs")
     parser.add_argument(
-        "--kubelet-dir", type=Path, default=Path("/var/lib/kubelet"), metavar="PATH",
-        help="the kubelet's directory",
+        "--kubelet-dir", type=Path, metavar="PATH",
+        help="the kubelet's directory (the host's /var/lib/kubelet)",
     )  # fmt: skip
     parser.add_argument(
-        "--hook-dir", type=Path, default=Path("/usr/local/ringfence"), metavar="PATH",
-        help="where the hook's objects lie on the host",
+        "--hook-dir", type=Path, metavar="PATH",
+        help="where the hook's objects lie (the host's /usr/local/ringfence)",
     )  # fmt: skip
     add_options(parser)
     options = parser.parse_args(argv)
     where = place(options)
     snapshot, silence = _ask(where)
+    host = host_root(where.roots.proc)
     node = Node(
-        where, options.kubelet_dir, options.hook_dir, os.geteuid(), snapshot, silence, time.time()
+        where,
+        options.kubelet_dir or host / "var/lib/kubelet",
+        options.hook_dir or host / "usr/local/ringfence",
+        os.geteuid(),
+        snapshot,
+        silence,
+        time.time(),
+        run=host / "run" if where.roots.run == Path("/run") else where.roots.run,
     )
     findings = examine(node)
     if options.json:
@@ -57,6 +65,18 @@ def main(argv: Sequence[str]) -> int:
     else:
         print("\n".join(told(findings)))
     return int(any(finding.state is State.PROBLEM for finding in findings))
+
+
+def host_root(proc: Path) -> Path:
+    """The host's root as seen from here: in a container with the host's processes, the first one's.
+
+    So the doctor sees in the enforcer's container what is not mounted there.
+    """
+    root = proc / "1/root"
+    try:
+        return Path("/") if root.samefile("/") else root
+    except OSError:
+        return Path("/")
 
 
 def told(findings: Sequence[Finding]) -> Iterator[str]:

@@ -66,9 +66,11 @@ def lines(seen: Seen, width: int = WIDTH) -> list[str]:
 
 def _live(where: Place, interval: float) -> int:
     sys.stdout.write(_SCREEN)
+    problems = False
     try:
         while True:
             seen = look(where)
+            problems = bool(seen.snapshot.problems)
             size = shutil.get_terminal_size()
             shown = lines(seen, max(WIDTH, size.columns))
             if len(shown) > size.lines - 1:
@@ -78,7 +80,7 @@ def _live(where: Place, interval: float) -> int:
             sys.stdout.flush()
             time.sleep(interval)
     except KeyboardInterrupt:
-        return int(bool(seen.snapshot.problems))
+        return int(problems)
     finally:
         sys.stdout.write(_BACK)
         sys.stdout.flush()

@@ -2,15 +2,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from enforcer.cli import doctor
 from enforcer.cli.checks import Finding, State
-from enforcer.cli.doctor import told
+from enforcer.cli.doctor import host_root, told
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import pytest
 
 
@@ -59,3 +58,27 @@ def test_an_enforcer_that_does_not_answer_is_a_finding(
 def test_no_problem_is_exit_status_0(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(doctor, "examine", lambda _: [Finding("x", State.NOTE, "y")])
     assert doctor.main(_options(tmp_path)) == 0
+
+
+def test_in_a_container_the_host_is_seen_through_its_first_process(tmp_path: Path) -> None:
+    assert host_root(tmp_path) == Path("/")
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1/root").symlink_to("/")
+    assert host_root(tmp_path) == Path("/")
+    (tmp_path / "1/root").unlink()
+    (tmp_path / "1/root").symlink_to(tmp_path)
+    assert host_root(tmp_path) == tmp_path / "1/root"
+
+
+def test_the_hosts_kubelet_is_found_from_within_a_container(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host = tmp_path / "host"
+    (host / "var/lib/kubelet/device-plugins").mkdir(parents=True)
+    (tmp_path / "proc/1").mkdir(parents=True)
+    (tmp_path / "proc/1/root").symlink_to(host)
+    options = [one for one in _options(tmp_path) if not one.startswith("--kubelet-dir")]
+    doctor.main(["--json", *options])
+    found = {one["name"]: one["found"] for one in json.loads(capsys.readouterr().out)}
+    assert "kubelet.sock" in found["kubelet"]
+    assert "proc/1/root/usr/local/ringfence" in found["hook"]

@@ -2,6 +2,11 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import signal
+import sys
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -110,3 +115,30 @@ def test_an_interval_that_is_none_is_a_usage_error(text: str) -> None:
     with pytest.raises(SystemExit) as caught:
         top.main(["--interval", text])
     assert caught.value.code == 2
+
+
+def test_on_a_terminal_it_paints_until_ctrl_c_and_gives_the_screen_back(tmp_path: Path) -> None:
+    options = [
+        f"--{name}={tmp_path / name}"
+        for name in ("sys", "proc", "run", "dev", "cgroup-root", "state-dir", "bpffs", "socket")
+    ]
+    code = "import sys; from enforcer.cli import main; sys.exit(main(sys.argv[1:]))"
+    pid, terminal = pty.fork()
+    if pid == 0:
+        argv = [sys.executable, "-c", code, "top", "--interval", "0.1", *options]
+        os.execv(sys.executable, argv)  # noqa: S606 - no shell is wanted
+    shown, deadline = b"", time.monotonic() + 60
+    while shown.count(b"seen by this command") < 3:
+        assert time.monotonic() < deadline, shown
+        shown += os.read(terminal, 65536)
+    os.kill(pid, signal.SIGINT)
+    while True:
+        try:
+            shown += os.read(terminal, 65536)
+        except OSError:  # the terminal is closed at the other end
+            break
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 1  # a tree without anything has problems
+    assert shown.startswith(b"\x1b[?1049h")
+    assert shown.endswith(b"\x1b[?1049l")
+    assert b"Traceback" not in shown
