@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events on the node: what happened to its GPUs, for whoever asks Kubernetes and not the log."""
+"""Events: what happened to the node's GPUs, for whoever asks Kubernetes and not the log."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ NOT_OFFERED = "AMDGPUNotOffered"
 RECOVERED = "AMDGPURecovered"
 CONFLICT = "AMDGPUPluginConflict"
 CHECKPOINT = "AMDGPUCheckpointDamaged"
+IDLE_DIES = "AMDGPUSliceLeavesDiesIdle"
 
 _COMPONENT = "ringfence-device-plugin"
 _NAMESPACE = "default"
@@ -46,15 +47,17 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class NodeEvent:
-    """Something to tell of the node."""
+class Event:
+    """Something to tell of the node, or of one of its pods."""
 
     reason: str
     message: str
     warning: bool = True
+    pod: tuple[str, str, str] | None = None
+    """Namespace, name and UID; None: the node."""
 
 
-def device_events(before: Iterable[Device], after: Iterable[Device]) -> list[NodeEvent]:
+def device_events(before: Iterable[Device], after: Iterable[Device]) -> list[Event]:
     """What is to be told of a change of the devices. Pure.
 
     A GPU that is new and healthy is nothing to tell; one that is gone is among the devices.
@@ -67,25 +70,31 @@ def device_events(before: Iterable[Device], after: Iterable[Device]) -> list[Nod
         what = f"GPU {device.key} ({card}, {device.id})"
         if device.healthy:
             if old is not None and not old.healthy:
-                events.append(NodeEvent(RECOVERED, f"{what} is healthy again", warning=False))
+                events.append(Event(RECOVERED, f"{what} is healthy again", warning=False))
         elif old is None or (old.healthy, old.why) != (device.healthy, device.why):
             if device.why == GONE:
-                events.append(NodeEvent(MISSING, f"{what} is not there any more"))
+                events.append(Event(MISSING, f"{what} is not there any more"))
             elif device.why == WITHHELD:
-                events.append(NodeEvent(NOT_OFFERED, f"{what}: {device.why}"))
+                events.append(Event(NOT_OFFERED, f"{what}: {device.why}"))
             else:
-                events.append(NodeEvent(UNHEALTHY, f"{what} is unhealthy: {device.why}"))
+                events.append(Event(UNHEALTHY, f"{what} is unhealthy: {device.why}"))
     return events
 
 
-def event_body(event: NodeEvent, node: str, uid: str, now: datetime) -> Json:
+def event_body(event: Event, node: str, uid: str, now: datetime) -> Json:
     """The event as the API server takes it."""
     time_of = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    about: Json = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid}
+    namespace, name = _NAMESPACE, node
+    if event.pod is not None:
+        namespace, name, pod_uid = event.pod
+        about = {"apiVersion": "v1", "kind": "Pod", "name": name, "uid": pod_uid}
+        about["namespace"] = namespace
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"generateName": f"{node}.", "namespace": _NAMESPACE},
-        "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid},
+        "metadata": {"generateName": f"{name}.", "namespace": namespace},
+        "involvedObject": about,
         "reason": event.reason,
         "message": event.message[:_LONGEST],
         "type": "Warning" if event.warning else "Normal",
@@ -103,8 +112,8 @@ class Events:
         self._api = api
         self._cache = cache
         self._offer = offer
-        self._waiting: deque[NodeEvent] = deque(maxlen=_MOST_WAITING)
-        self._told: dict[NodeEvent, float] = {}
+        self._waiting: deque[Event] = deque(maxlen=_MOST_WAITING)
+        self._told: dict[Event, float] = {}
         self._trouble = ""
         self._pause = _RETRY_SECONDS[0]
         self._stopping = threading.Event()
@@ -120,7 +129,7 @@ class Events:
         self._offer.wake()
         self._thread.join(timeout=10)
 
-    def tell(self, event: NodeEvent) -> None:
+    def tell(self, event: Event) -> None:
         """Tell an event soon, unless it was told just now."""
         now = time.monotonic()
         if now - self._told.get(event, -_REPEAT_SECONDS) >= _REPEAT_SECONDS:
@@ -153,7 +162,7 @@ class Events:
             event = self._waiting[0]
             body = event_body(event, node.name, node.uid, datetime.now(UTC))
             try:
-                self._api.create_event(_NAMESPACE, body, _CALL_SECONDS)
+                self._api.create_event(body["metadata"]["namespace"], body, _CALL_SECONDS)
             except ApiServerError as error:
                 if str(error) != self._trouble:
                     self._trouble = str(error)

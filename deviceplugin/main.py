@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from deviceplugin.cdi import Cdi, groups_of, spec_of
 from deviceplugin.checkpoint import Checkpoint
-from deviceplugin.events import CHECKPOINT, CONFLICT, Events, NodeEvent
+from deviceplugin.events import CHECKPOINT, CONFLICT, Event, Events
 from deviceplugin.exporter import Exporter
 from deviceplugin.health import GpuSource, Offer
 from deviceplugin.hold import Holder
@@ -134,6 +134,7 @@ def _work(arguments: argparse.Namespace, stopping: threading.Event, api: ApiServ
             cache,
             checkpoint,
             release,
+            events.tell,
             node=arguments.node_name,
             hook=Hook(arguments.hook_dir, arguments.hip_log_level),
             run_dir=arguments.socket.parent,
@@ -187,13 +188,13 @@ def _work(arguments: argparse.Namespace, stopping: threading.Event, api: ApiServ
     for part in parts:
         part.start()
     for problem in checkpoint.problems:
-        events.tell(NodeEvent(CHECKPOINT, problem))
+        events.tell(Event(CHECKPOINT, problem))
     register_all(
         plugin,
         lambda: offer.devices,
         arguments.kubelet_dir / "device-plugins",
         stopping,
-        lambda message: events.tell(NodeEvent(CONFLICT, message)),
+        lambda message: events.tell(Event(CONFLICT, message)),
         Standings(arguments.state_dir / STANDING),
     )
     for part in reversed(parts):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from deviceplugin.allocate import answer, decide, idle_xccs
 from deviceplugin.apiserver import ApiServerError
 from deviceplugin.devices import find_device, share_key
+from deviceplugin.events import IDLE_DIES, Event
 from deviceplugin.hold import slices_to_hold
 from deviceplugin.hook import Installed
 from deviceplugin.pending import choose, owners, strangers, turns
@@ -18,7 +19,7 @@ from deviceplugin.refusal import RefusalError
 from enforcer.model import MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from deviceplugin.allocate import Answer
@@ -46,12 +47,13 @@ class Binding(Protocol):
 class Scheduled:
     """The slices a scheduler booked, from the pods' annotations into the checkpoint."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is another part of the node
         self,
         offer: Offer,
         cache: PodCache,
         checkpoint: Checkpoint,
         binding: Binding,
+        tell: Callable[[Event], None],
         *,
         node: str,
         hook: Hook,
@@ -61,6 +63,7 @@ class Scheduled:
         self._cache = cache
         self._checkpoint = checkpoint
         self._binding = binding
+        self._tell = tell
         self._node = node
         self._hook = Installed(hook)
         self._hook.look()
@@ -106,6 +109,8 @@ class Scheduled:
         _log.info("pod %s, container %s: %s", turn.pod.title, item.container, _describe(item))
         for line in idle_xccs(item, self._offer.devices):
             _log.warning("pod %s, container %s: %s", turn.pod.title, item.container, line)
+            pod = item.namespace, item.pod, item.pod_uid
+            self._tell(Event(IDLE_DIES, f"container {item.container}: {line}", pod=pod))
         return item
 
     def _refuse_strangers(self, resource: str, count: int) -> None:

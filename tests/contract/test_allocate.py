@@ -4,16 +4,20 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from enforcer.model import MIB, ContainerKind, Share
 from enforcer.slices import hook_directory
-from tests.contract.conftest import LOCK, NODE, RESOURCE, eventually
+from tests.contract.conftest import LOCK, NODE, RESOURCE, eventually, running_bench
 from tests.contract.peers import hami
 from tests.contract.peers.kubelet import AdmissionError, StartError
+from tests.testbed.machines import MACHINES
+from tests.testbed.trees import write_sys
 
 if TYPE_CHECKING:
     from tests.contract.conftest import Bench
@@ -222,6 +226,21 @@ def test_pods_share_a_gpu_with_different_cus(bench: Bench) -> None:
     assert masks == ["0:0-99", "0:100-199", "0:200-299"]
     with pytest.raises(AdmissionError, match="needs 100 CUs, but only 4 are free"):
         bench.admit(bench.bind("d", f"{gpu},T,4096,100:;"))
+
+
+def test_a_slice_too_small_for_the_dies_of_its_gpu_is_told_its_pod() -> None:
+    machine = MACHINES["8 MI300X"]
+    with tempfile.TemporaryDirectory(prefix="bench-") as root, running_bench(Path(root), ()) as one:
+        write_sys(Path(root) / "sys", machine)
+        one.start()
+        gpu = one.gpu_ids()[0]
+        pod = one.bind("one", f"{gpu},T,4096,3:;")
+        one.admit(pod)
+        eventually(lambda: one.api.store.list("events", "", "default")["items"] != [])
+        (event,) = one.api.store.list("events", "", "default")["items"]
+        assert event["reason"] == "AMDGPUSliceLeavesDiesIdle"
+        assert event["involvedObject"]["uid"] == pod["metadata"]["uid"]
+        assert "3 CUs are on 3 of its 8 XCCs" in event["message"]
 
 
 def test_two_pods_waiting_at_once_are_told_apart_by_the_lock(bench: Bench) -> None:

@@ -10,7 +10,7 @@ from deviceplugin.events import (
     NOT_OFFERED,
     RECOVERED,
     UNHEALTHY,
-    NodeEvent,
+    Event,
     device_events,
     event_body,
 )
@@ -29,7 +29,7 @@ def test_what_stays_as_it_was_is_nothing_to_tell() -> None:
 
 def test_a_gpu_that_falls_ill_is_told_with_the_reason() -> None:
     (event,) = device_events([WELL], [ILL])
-    assert event == NodeEvent(
+    assert event == Event(
         UNHEALTHY, f"GPU {BDF} (card0, {ID}) is unhealthy: the metrics exporter says unhealthy"
     )
 
@@ -44,7 +44,7 @@ def test_a_gpu_that_goes_and_comes_back_is_told() -> None:
 def test_a_gpu_that_the_terms_keep_back_is_not_missing() -> None:
     withheld = replace(WELL, healthy=False, why=WITHHELD)
     (event,) = device_events([WELL], [withheld])
-    assert event == NodeEvent(
+    assert event == Event(
         NOT_OFFERED,
         f"GPU {BDF} (card0, {ID}): on the terms of this node it is not offered any more",
     )
@@ -63,7 +63,7 @@ def test_another_reason_is_news() -> None:
 
 def test_an_event_is_the_nodes() -> None:
     now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-    body = event_body(NodeEvent(RECOVERED, "text", warning=False), "node", "uid", now)
+    body = event_body(Event(RECOVERED, "text", warning=False), "node", "uid", now)
     assert body["involvedObject"] == {
         "apiVersion": "v1",
         "kind": "Node",
@@ -72,5 +72,19 @@ def test_an_event_is_the_nodes() -> None:
     }
     assert (body["type"], body["reason"], body["message"]) == ("Normal", RECOVERED, "text")
     assert body["firstTimestamp"] == "2026-01-02T03:04:05Z"
-    assert len(event_body(NodeEvent(MISSING, "x" * 2000), "n", "u", now)["message"]) == 1024
+    assert len(event_body(Event(MISSING, "x" * 2000), "n", "u", now)["message"]) == 1024
     assert body["metadata"] == {"generateName": "node.", "namespace": "default"}
+
+
+def test_an_event_of_a_pod_is_the_pods_and_in_its_namespace() -> None:
+    now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    body = event_body(Event(UNHEALTHY, "text", pod=("team", "job", "1-2")), "node", "uid", now)
+    assert body["metadata"] == {"generateName": "job.", "namespace": "team"}
+    assert body["involvedObject"] == {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "namespace": "team",
+        "name": "job",
+        "uid": "1-2",
+    }
+    assert body["source"]["host"] == "node"

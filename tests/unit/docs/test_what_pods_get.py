@@ -44,7 +44,7 @@ def test_every_key_of_the_register_annotation_is_on_the_page() -> None:
 
 def test_every_reason_of_an_event_and_every_annotation_is_on_the_page() -> None:
     reasons = {value for value in vars(events).values() if str(value).startswith("AMDGPU")}
-    assert len(reasons) == 6
+    assert len(reasons) == 7
     annotations = {value for value in vars(codec).values() if str(value).startswith("hami.io/")}
     annotations -= {codec.ALLOCATED, codec.BIND_TIME}
     names = {*reasons, *annotations, GROUPS, OPERATING_MODE, COMPUTE_PARTITION}
