@@ -395,3 +395,44 @@ def test_a_slice_that_leaves_an_xcc_idle_is_reported() -> None:
     assert idle_xccs(slice_of("app", Share(BDF, None)), devices) == []
     assert idle_xccs(slice_of("app", Share(BDF, 1 << 30)), devices) == []
     assert idle_xccs(few, []) == []
+
+
+SMALL = (device(cu_count=16, vram_bytes=1000 * MIB), device(OTHER, cu_count=16, gfx_version=110000))
+ASKS = st.tuples(st.integers(0, 1), st.integers(1, 1100), st.integers(0, 17))
+
+
+@hypothesis_given(st.lists(st.one_of(ASKS, st.integers(0, 9)), max_size=14))
+def test_whatever_comes_and_goes_no_gpu_is_promised_twice_and_none_is_refused_in_vain(
+    steps: list[tuple[int, int, int] | int],
+) -> None:
+    """A step is a pod that asks (GPU, MiB, CUs), or the number of one that goes."""
+    given: list[Slice] = []
+    for number, step in enumerate(steps):
+        if isinstance(step, int):
+            del given[step : step + 1]
+            continue
+        which, mib, cus = step
+        one = SMALL[which]
+        layout = CuLayout(one.gpu.cu_count, one.gpu.cu_per_wgp, one.gpu.xcc_count or 1)
+        beside = [share for item in given for share in item.shares if share.bdf == one.gpu.bdf]
+        masks = [held_cus(share, layout) for share in beside]
+        busy = sum(masks)
+        assert busy.bit_count() == sum(mask.bit_count() for mask in masks), "they overlap"
+        used = sum(one.mib * MIB if s.vram_bytes is None else s.vram_bytes for s in beside)
+        assert used <= one.mib * MIB
+        whole = mib >= one.mib and cus in {0, layout.count}
+        wanted = layout.count if whole else cus
+        free = [group for group in layout.groups() if not group & busy]
+        fits = (
+            0 < mib <= one.mib
+            and cus <= layout.count
+            and used + mib * MIB <= one.mib * MIB
+            and (not busy if wanted == layout.count else len(free) * layout.group >= wanted)
+        )
+        asking = pod(f"{one.id},T,{mib},{cus}:;", name=f"pod-{number}")
+        try:
+            given.append(allocate(asking, given, SMALL))
+        except RefusalError:
+            assert not fits
+        else:
+            assert fits

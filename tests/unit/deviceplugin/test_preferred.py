@@ -2,7 +2,9 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import replace
+from itertools import combinations
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -179,3 +181,32 @@ def test_64_linked_partitions_with_10_slots_take_a_fraction_of_a_second() -> Non
         started = time.perf_counter()
         assert len(prefer(available, [], size, (), devices)) == size
         assert time.perf_counter() - started < 1
+
+
+@given(IDS, st.data())
+def test_what_the_scheduler_booked_is_in_wherever_it_is_free(
+    available: list[str], data: st.DataObject
+) -> None:
+    chosen = [one.partition("#")[0] for one in data.draw(st.permutations(available))]
+    chosen = chosen[: data.draw(st.integers(0, len(chosen)))]
+    size = data.draw(st.integers(len(chosen), len(available)))
+    picked = prefer(available, [], size, chosen, node(((0, 1), (2, 3))))
+    assert Counter(chosen) <= Counter(one.partition("#")[0] for one in picked)
+
+
+@given(
+    st.sets(st.sampled_from(list(combinations(range(4), 2)))),
+    st.lists(st.integers(0, 1), min_size=4, max_size=4),
+    st.sets(st.integers(0, 3), min_size=2),
+)
+def test_no_pair_belongs_together_more_than_the_one_that_is_taken(
+    links: set[tuple[int, int]], numa: list[int], free: set[int]
+) -> None:
+    devices = node(tuple(links), (numa[0], numa[1], numa[2], numa[3]))
+
+    def ties(one: int, other: int) -> int:
+        linked = GPUS[other] in devices[one].gpu.xgmi_peers
+        return 2 * linked + (numa[one] == numa[other])
+
+    picked = gpus_of(prefer([f"{GPUS[one]}#0" for one in free], [], 2, (), devices))
+    assert ties(*picked) == max(ties(*pair) for pair in combinations(sorted(free), 2))
