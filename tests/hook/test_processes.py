@@ -18,7 +18,7 @@ from .container import GPU, MIB, PROGRAMS, Container
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 POD = ["--pid", "--fork", "--mount-proc", "--kill-child"]
 
@@ -207,13 +207,19 @@ def test_without_any_place_for_a_ledger_each_process_is_held_on_its_own(
     assert "each process of this container is held to the limit on its own" in result.err
 
 
-def test_many_processes_near_the_limit_never_pass_it_and_leave_nothing(
-    container: Container,
-) -> None:
+def storm(container: Container, *arguments: int, env: Mapping[str, str] | None = None) -> None:
+    """Processes, threads and seconds of allocating near the limit, and being killed at random."""
     container.give_mib(1024)
-    result = container.run(PROGRAMS / "storm", "6", "2", "4", timeout=120)
+    words = map(str, arguments)
+    result = container.run(PROGRAMS / "storm", *words, env=env, timeout=arguments[2] + 120)
     # Held by all at once, as a counter of the test's own saw it, in MiB.
     peak = int(result.lines[-1].split()[1])
     assert 0 < peak <= 1024
     assert used_mib(container) == 0
     assert container.hip("malloc=1000").lines == ["malloc 0"]
+
+
+def test_many_processes_near_the_limit_never_pass_it_and_leave_nothing(
+    container: Container,
+) -> None:
+    storm(container, 6, 2, 4)
