@@ -12,8 +12,12 @@ import tempfile
 import time
 from pathlib import Path
 
+from audit_hook.check import glibc_version
 from tests.hook.build import NotHere, build
 from tests.hook.container import HOOK, PROGRAMS, Container
+from tests.hook.debian import libraries_of
+from tests.hook.test_loaders import compile_for, start
+from tests.testbed.cache import StepError
 
 _TURNS = 5
 _STARTS = 150
@@ -37,6 +41,38 @@ def _start_us(hook: Path, audited: bool) -> float:
         subprocess.run(["/bin/true"], env=env, check=True)
         best = min(best, time.perf_counter() - began)
     return best * 1e6
+
+
+def _loaders(hook: Path, root: Path) -> None:
+    """The cost of a call and of a start under each glibc at hand, oldest first."""
+    programs = root / "loaders"
+    programs.mkdir()
+    for suite in ("bullseye", "bookworm", "trixie", "sid", "experimental"):
+        try:
+            libraries = libraries_of(suite)
+            own = programs / suite
+            own.mkdir()
+            compile_for(suite, own)
+        except (StepError, OSError, subprocess.CalledProcessError) as error:
+            print(f"{suite:16} not measured: {str(error).splitlines()[0]}")
+            continue
+        release = glibc_version((libraries / "libc.so.6").read_bytes())
+        calls = {audited: float("inf") for audited in (False, True)}
+        starts = dict(calls)
+        for _ in range(_TURNS):
+            for audited in (False, True):
+                env = {"LD_AUDIT": str(hook / "libringfence-audit.so")} if audited else {}
+                call = float(start(libraries, own / "plt", env).stdout)
+                calls[audited] = min(calls[audited], call)
+                for _ in range(_STARTS // 5):
+                    began = time.perf_counter()
+                    start(libraries, own / "x", env)
+                    starts[audited] = min(starts[audited], (time.perf_counter() - began) * 1e6)
+        name = f"glibc {release[0]}.{release[1]}" if release else suite
+        print(
+            f"{name:16} a call {calls[False]:.2f} ns  with the auditor {calls[True]:.2f} ns;  "
+            f"a start {starts[False]:.0f} us  +{starts[True] - starts[False]:.0f} us"
+        )
 
 
 def main() -> int:
@@ -70,6 +106,7 @@ def main() -> int:
             f"{'start':16} {starts[False]:9.1f} us  with the auditor {starts[True]:6.1f} us"
             f"  +{added:.1f} us  x{starts[True] / starts[False]:.3f}"
         )
+        _loaders(built / "hook", root)
         print(f"files: {HOOK}; slice of 4096 MiB; best of {_TURNS} turns")
     return 0
 

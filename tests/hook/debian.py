@@ -73,3 +73,23 @@ def unpacked(suite: str, packages: Sequence[str]) -> Path:
 
     key = digest(*sorted(packages))[:16]
     return cache.ensure("hook-packages", suite, key, report, make) / "root"
+
+
+def libraries_of(suite: str) -> Path:
+    """The library directory of a suite's glibc, with jemalloc and tcmalloc; by its own loader.
+
+    Raises StepError where the archive does not have it.
+    """
+    # experimental has but a C library; the others have a new name since 64-bit time came.
+    base = "sid" if suite == "experimental" else suite
+    tcmalloc = "libtcmalloc-minimal4" + ("" if base in {"bullseye", "bookworm"} else "t64")
+    others = ("libjemalloc2", tcmalloc, "libstdc++6", "libgcc-s1")
+    root = unpacked(suite, ("libc6", *(f"{name}/{base}" for name in others)))
+    usr = root / "usr" / "lib" / "x86_64-linux-gnu"
+    merged = root / "lib" / "x86_64-linux-gnu"
+    # Before trixie glibc was below /lib, which an installed system links to /usr/lib.
+    if merged.is_dir() and not merged.is_symlink():
+        for path in merged.iterdir():
+            if not (usr / path.name).exists():
+                (usr / path.name).symlink_to(path)
+    return usr

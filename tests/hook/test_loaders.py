@@ -11,7 +11,7 @@ import pytest
 
 from tests.testbed.cache import StepError
 
-from .debian import unpacked
+from .debian import libraries_of, unpacked
 
 SUITES = ["bookworm", "trixie", "sid"]
 """glibc 2.36, 2.41, 2.43; 2.31 and the newest are in soak/, as their archives come and go."""
@@ -19,29 +19,12 @@ TUNABLE = {"GLIBC_TUNABLES": "glibc.rtld.optional_static_tls=4096"}
 SOURCE = '#include <stdio.h>\nint main(void) { puts("started"); return 0; }\n'
 
 
-def libraries_of(suite: str) -> Path:
-    """The library directory of a suite's glibc, with jemalloc and tcmalloc; skips without it."""
-    # experimental has but a C library; the others have a new name since 64-bit time came.
-    base = "sid" if suite == "experimental" else suite
-    tcmalloc = "libtcmalloc-minimal4" + ("" if base in {"bullseye", "bookworm"} else "t64")
-    others = ("libjemalloc2", tcmalloc, "libstdc++6", "libgcc-s1")
-    try:
-        root = unpacked(suite, ("libc6", *(f"{name}/{base}" for name in others)))
-    except StepError as error:
-        pytest.skip(f"the archive has no {suite}: {error}")
-    usr = root / "usr" / "lib" / "x86_64-linux-gnu"
-    merged = root / "lib" / "x86_64-linux-gnu"
-    # Before trixie glibc was below /lib, which an installed system links to /usr/lib.
-    if merged.is_dir() and not merged.is_symlink():
-        for path in merged.iterdir():
-            if not (usr / path.name).exists():
-                (usr / path.name).symlink_to(path)
-    return usr
-
-
 @pytest.fixture(scope="module", params=SUITES)
 def libraries(request: pytest.FixtureRequest) -> Path:
-    return libraries_of(request.param)
+    try:
+        return libraries_of(request.param)
+    except StepError as error:
+        pytest.skip(f"the archive has no {request.param}: {error}")
 
 
 def compile_programs(directory: Path, *flags: str | Path) -> Path:
@@ -53,6 +36,21 @@ def compile_programs(directory: Path, *flags: str | Path) -> Path:
     lazy = ["-fno-builtin", "-Wl,-z,lazy"]
     subprocess.run([*cc, *lazy, plt, "-o", directory / "plt"], check=True)
     return directory
+
+
+def compile_for(suite: str, directory: Path) -> Path:
+    """The same, for a suite's glibc: built on a newer one they would not start on an old one."""
+    if suite != "bullseye":
+        return compile_programs(directory)
+    sysroot = unpacked(suite, ("libc6", "libc6-dev", "linux-libc-dev", "libcrypt-dev"))
+    loader = sysroot / "lib64" / "ld-linux-x86-64.so.2"
+    if (target := loader.readlink()).is_absolute():
+        # The linker would leave the root by it.
+        loader.unlink()
+        loader.symlink_to(f"..{target}")
+    # The start files are looked for beside the compiler's own first.
+    own = sysroot / "usr" / "lib" / "x86_64-linux-gnu"
+    return compile_programs(directory, f"--sysroot={sysroot}", f"-B{own}")
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * `speed`: nanoseconds per call, the best of several rounds, a line each:
- * `malloc-free` of 64 KiB, `malloc-free-4m` of 4 MiB, `get-device`, `mem-info`.
+ * `malloc-free` of 64 KiB, `malloc-free-4m` of 4 MiB, `get-device`, `mem-info`, `packet`: a
+ * barrier put into a stream's queue, the way a kernel launch takes.
  */
 #include <hip/hip_runtime_api.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <time.h>
 
 #define ROUNDS 15
@@ -49,6 +51,17 @@ static void mem_info(void)
 	hipMemGetInfo(&available, &total);
 }
 
+static void packet(void)
+{
+	static hipStream_t stream;
+	static hipEvent_t event;
+
+	if (!stream && (hipStreamCreate(&stream) || hipEventCreate(&event)))
+		exit(3);
+	hipEventRecord(event, stream);
+	hipStreamSynchronize(stream);
+}
+
 static void measure(const char *name, void (*call)(void), int calls)
 {
 	double best = 1e18;
@@ -75,5 +88,6 @@ int main(void)
 	measure("malloc-free-4m", large, 2000);
 	measure("get-device", get_device, 200000);
 	measure("mem-info", mem_info, 2000);
+	measure("packet", packet, 20);
 	return 0;
 }
