@@ -6,10 +6,19 @@
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/sysmacros.h>
 #include <unistd.h>
+
+/* Leading digits. Not strtoull(): compiled with newer headers it needs glibc 2.38. */
+static uint64_t leading_number(const char *text)
+{
+	uint64_t value = 0;
+
+	for (; *text >= '0' && *text <= '9'; text++)
+		value = value * 10 + (uint64_t)(*text - '0');
+	return value;
+}
 
 struct stat_line {
 	char state;
@@ -49,7 +58,7 @@ static bool read_stat(const char *path, struct stat_line *ret)
 		if (!at)
 			return false;
 	}
-	ret->start = strtoull(at + 1, NULL, 10);
+	ret->start = leading_number(at + 1);
 	return ret->start != 0;
 }
 
@@ -63,7 +72,7 @@ static uint64_t own_pid_namespace(void)
 		return 0;
 	link[size] = '\0';
 	bracket = strchr(link, '[');
-	return bracket ? strtoull(bracket + 1, NULL, 10) : 0;
+	return bracket ? leading_number(bracket + 1) : 0;
 }
 
 void rf_process_self(struct rf_process *ret)

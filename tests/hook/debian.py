@@ -93,3 +93,23 @@ def libraries_of(suite: str) -> Path:
             if not (usr / path.name).exists():
                 (usr / path.name).symlink_to(path)
     return usr
+
+
+def compiling_for(suite: str) -> tuple[str, ...]:
+    """Flags by which this machine's compiler builds for a suite's C library.
+
+    Raises StepError where the archive does not have it.
+    """
+    packages = ("libc6", "libc6-dev", "linux-libc-dev", "libcrypt-dev", "libgcc-s1")
+    root = unpacked(suite, packages)
+    for name in ("lib", "lib64"):
+        # base-files would have made these.
+        if not (root / name).exists() and not (root / name).is_symlink():
+            (root / name).symlink_to(f"usr/{name}")
+    loader = root / "lib64" / "ld-linux-x86-64.so.2"
+    if loader.is_symlink() and (target := loader.readlink()).is_absolute():
+        # The linker would leave the root by it.
+        loader.unlink()
+        loader.symlink_to(f"..{target}")
+    # The start files are looked for beside the compiler's own first.
+    return f"--sysroot={root}", f"-B{root / 'usr' / 'lib' / 'x86_64-linux-gnu'}"

@@ -11,7 +11,7 @@ import pytest
 
 from tests.testbed.cache import StepError
 
-from .debian import libraries_of, unpacked
+from .debian import compiling_for, libraries_of
 
 SUITES = ["bookworm", "trixie", "sid"]
 """glibc 2.36, 2.41, 2.43; 2.31 and the newest are in soak/, as their archives come and go."""
@@ -40,17 +40,8 @@ def compile_programs(directory: Path, *flags: str | Path) -> Path:
 
 def compile_for(suite: str, directory: Path) -> Path:
     """The same, for a suite's glibc: built on a newer one they would not start on an old one."""
-    if suite != "bullseye":
-        return compile_programs(directory)
-    sysroot = unpacked(suite, ("libc6", "libc6-dev", "linux-libc-dev", "libcrypt-dev"))
-    loader = sysroot / "lib64" / "ld-linux-x86-64.so.2"
-    if (target := loader.readlink()).is_absolute():
-        # The linker would leave the root by it.
-        loader.unlink()
-        loader.symlink_to(f"..{target}")
-    # The start files are looked for beside the compiler's own first.
-    own = sysroot / "usr" / "lib" / "x86_64-linux-gnu"
-    return compile_programs(directory, f"--sysroot={sysroot}", f"-B{own}")
+    flags = compiling_for(suite) if suite == "bullseye" else ()
+    return compile_programs(directory, *flags)
 
 
 @pytest.fixture(scope="module")
