@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
@@ -42,15 +42,18 @@ class BuildPy(build_py):
             _make("-C", "audit_hook", f"OUT={Path(self.build_lib, 'audit_hook').resolve()}")
 
 
-class BdistWheel(bdist_wheel):
-    """For any Python 3, but for one architecture: two libraries in it are compiled."""
+class Compiled(Distribution):
+    """What is compiled is libraries for other programs: setuptools knows no word for that."""
 
-    def finalize_options(self) -> None:
-        super().finalize_options()
-        self.root_is_pure = False
+    def has_ext_modules(self) -> bool:
+        return True
+
+
+class BdistWheel(bdist_wheel):
+    """For any Python 3, but for one architecture."""
 
     def get_tag(self) -> tuple[str, str, str]:
         return "py3", "none", super().get_tag()[2]
 
 
-setup(cmdclass={"build_py": BuildPy, "bdist_wheel": BdistWheel})
+setup(distclass=Compiled, cmdclass={"build_py": BuildPy, "bdist_wheel": BdistWheel})

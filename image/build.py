@@ -31,7 +31,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 REPOSITORY = "localhost/ringfence"
 """As in the chart's values: nobody else can publish under it."""
 
-_RECIPE = "2"
+_RECIPE = "3"
 _KEPT = "kept"
 _LOWER = ("base.tar.gz", "wheels.tar.gz")
 _BILL = "usr/share/ringfence/sbom.spdx.json"
@@ -73,10 +73,11 @@ def build(
 ) -> Built:
     """Build one image into ``out``. Raises StepError.
 
-    ``version`` is the tag; empty: the project's, with the flavour behind it.
+    ``version`` is that of the wheel; empty: the project's. The tag is it with the flavour.
     """
     arch = ARCHITECTURES[architecture]
-    tag = version or "-".join(filter(None, (_version(), flavour)))
+    version = version or _version()
+    tag = f"{version}-{flavour}" if flavour else version
     epoch = _epoch()
     with cache.lock("image", cache.step("image", report, "image.log")) as step:
         step.log.write_bytes(b"")
@@ -88,7 +89,8 @@ def build(
             work = Path(name)
             root = work / "root"
             shutil.copytree(base / "root", root, symlinks=True, copy_function=os.link)
-            python.install_ours(root, python.build_wheel(PROJECT, work, arch, epoch, step))
+            wheel = python.build_wheel(PROJECT, work, arch, version, epoch, step)
+            python.install_ours(root, wheel)
             _write(root / _COMMAND, _SCRIPT, 0o755)
             if _runs(arch):
                 python.compile_all(root, [f"{SITE}/{name}" for name in python.SOURCES], step)
@@ -167,10 +169,15 @@ def _base(
 
 
 def _prune(root: Path) -> None:
-    """Away with what no layer will have: less to link, to compile and to walk."""
+    """Away with what no layer will have, and with the directories that leaves empty."""
     for path in [path for path in root.rglob("*") if path.is_symlink() or path.is_file()]:
-        if left_out(str(path.relative_to(root))):
-            path.unlink()
+        if not left_out(str(path.relative_to(root))):
+            continue
+        path.unlink()
+        for parent in path.parents:
+            if parent == root or any(parent.iterdir()):
+                break
+            parent.rmdir()
 
 
 def _ours(path: str) -> bool:
@@ -229,7 +236,7 @@ def main(argv: Sequence[str]) -> int:
     options.add_argument("--arch", choices=ARCHITECTURES, default="amd64")
     options.add_argument("--debug", action="store_true", help="with a shell and BCC's compiler")
     options.add_argument("--out", type=Path, default=PROJECT / "dist", help="default dist/")
-    options.add_argument("--tag", default="", help="default: the project's version")
+    options.add_argument("--release", default="", help="default: the project's version")
     options.add_argument("--refresh", action="store_true", help="look for newer packages")
     chosen = options.parse_args(argv)
     # Modes are part of the image.
@@ -242,7 +249,7 @@ def main(argv: Sequence[str]) -> int:
             chosen.out,
             architecture=chosen.arch,
             flavour="debug" if chosen.debug else "",
-            version=chosen.tag,
+            version=chosen.release,
             refresh=chosen.refresh,
         )
     except (StepError, OSError, ValueError) as error:

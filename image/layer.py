@@ -75,11 +75,10 @@ def _names(root: Path, leave_out: Callable[[str], bool]) -> Iterator[str]:
     kept: set[str] = set()
     for folder, folders, files in os.walk(root):
         links = [name for name in folders if (os.path.islink(f"{folder}/{name}"))]  # noqa: PTH114
-        # A directory of its own, empty from the start, is there on purpose (/tmp).
-        if not folders and not files and folder != str(root):
-            kept.add(os.path.relpath(folder, root))
-        for name in [*files, *links]:
-            path = os.path.relpath(f"{folder}/{name}", root)
+        # An empty directory is there on purpose (/tmp).
+        own = [] if folders or files or folder == str(root) else [""]
+        for name in [*own, *files, *links]:
+            path = os.path.normpath(os.path.relpath(f"{folder}/{name}", root))
             if not leave_out(path):
                 kept.add(path)
     for path in list(kept):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import zipfile
@@ -30,14 +31,20 @@ _GENERATED = ("__pycache__", "*_pb2*.py*", "*.o", "*.so", "*.new")
 
 
 def build_wheel(
-    project: Path, into: Path, architecture: Architecture, epoch: int, step: Step
+    project: Path, into: Path, architecture: Architecture, version: str, epoch: int, step: Step
 ) -> Path:
-    """Our wheel, from a copy of the sources alone: what else lies in the tree has no part in it."""
+    """Our wheel, from a copy of the sources alone: what else lies in the tree has no part in it.
+
+    ``version`` is the wheel's, whatever pyproject.toml says.
+    """
     stage = into / "source"
     for name in SOURCES:
         shutil.copytree(project / name, stage / name, ignore=shutil.ignore_patterns(*_GENERATED))
     for name in _FILES:
         shutil.copy2(project / name, stage / name)
+    wishes = stage / "pyproject.toml"
+    named = re.compile(r'^version = ".*"$', re.MULTILINE)
+    wishes.write_text(named.sub(f'version = "{version}"', wishes.read_text(), count=1))
     step.say("building the wheel: protobuf code, BPF objects, hook")
     wheels = into / "wheels"
     step.run(
@@ -74,8 +81,16 @@ def install_locked(root: Path, architecture: Architecture, step: Step) -> None:
 
 
 def install_ours(root: Path, wheel: Path) -> None:
-    """Unpack our wheel: it has no scripts and no data that belong elsewhere."""
+    """Unpack our wheel. Raises StepError if a part of it belongs elsewhere, or is missing."""
     with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        astray = sorted({name.partition("/")[0] for name in names if ".data/" in name})
+        missing = sorted({*SOURCES} - {name.partition("/")[0] for name in names})
+        if astray or missing:
+            raise StepError(
+                f"{wheel.name}: expected {', '.join(SOURCES)} at its top, found "
+                f"{', '.join(astray) or 'no data'} and not {', '.join(missing) or 'one missing'}"
+            )
         archive.extractall(root / SITE)
 
 
