@@ -12,6 +12,7 @@ import logging
 import os
 import tempfile
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 KIND = "amd.com/gpu"
 FILE = "amd.com-gpu.json"
 KFD = "/dev/kfd"
+_GROUPS_SECONDS = 30.0
 
 _log = logging.getLogger(__name__)
 
@@ -73,13 +75,38 @@ def groups_of(dev: Path, devices: Iterable[Device]) -> tuple[int, ...]:
     return tuple(sorted(found - {0}))
 
 
+class Groups:
+    """What ``groups_of`` says, read again when the devices change and now and then."""
+
+    def __init__(self, dev: Path, devices: Callable[[], Sequence[Device]]) -> None:
+        self._dev = dev
+        self._devices = devices
+        self._of: Sequence[Device] = ()
+        self._groups: tuple[int, ...] = ()
+        self._due = 0.0
+
+    def read(self) -> tuple[int, ...]:
+        devices = self._devices()
+        if devices is not self._of or time.monotonic() >= self._due:
+            self._groups = groups_of(self._dev, devices)
+            self._of, self._due = devices, time.monotonic() + _GROUPS_SECONDS
+        return self._groups
+
+
 class Cdi:
     """The spec in a directory of the host, kept as the devices are."""
 
-    def __init__(self, directory: Path, spec: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        devices: Callable[[], Sequence[Device]],
+        groups: Callable[[], Sequence[int]] = tuple,
+    ) -> None:
+        """``devices`` gives another object when they are others."""
         self._path = directory / FILE
-        self._spec = spec
-        self._written = ""
+        self._devices = devices
+        self._groups = groups
+        self._of: tuple[Sequence[Device], Sequence[int]] | None = None
         self._trouble = ""
         self._writing = threading.Lock()
 
@@ -89,11 +116,12 @@ class Cdi:
         False where that fails: then the device nodes themselves are the answer.
         """
         with self._writing:
+            devices, groups = self._devices(), self._groups()
+            known = self._of is not None and self._of[0] is devices and self._of[1] == groups
             try:
-                wanted = self._spec()
-                if wanted != self._written or not self._path.exists():
-                    _replace(self._path, wanted)
-                    self._written = wanted
+                if not known or not self._path.exists():
+                    _replace(self._path, spec_of(devices, groups))
+                    self._of = devices, groups
                     _log.info("CDI spec %s written", self._path)
             except OSError as error:
                 if str(error) != self._trouble:

@@ -10,7 +10,7 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from deviceplugin.cdi import Cdi, groups_of, spec_of
+from deviceplugin.cdi import Cdi, Groups
 from deviceplugin.checkpoint import Checkpoint
 from deviceplugin.events import CHECKPOINT, CONFLICT, Event, Events
 from deviceplugin.exporter import Exporter
@@ -49,12 +49,16 @@ _POD_RESOURCES_SECONDS = 2.0
 _SYNC_SECONDS = 2.0
 _LOCK = "device-plugin.lock"
 _LOCK_SECONDS = 0.2
+_TURN_SECONDS = 0.0005
+"""How long one thread computes while another waits, kubelet's among them; Python's is ten times
+that."""
 
 _log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str]) -> int:
     """Run until SIGTERM or SIGINT; the exit status."""
+    sys.setswitchinterval(_TURN_SECONDS)
     try:
         arguments = read_options(argv)
     except OptionsError as error:
@@ -142,9 +146,7 @@ def _work(arguments: argparse.Namespace, stopping: threading.Event, api: ApiServ
         holder = Holder(client)
         parts.append(release)
 
-    def groups() -> tuple[int, ...]:
-        return groups_of(arguments.dev, offer.devices)
-
+    groups = Groups(arguments.dev, lambda: offer.devices)
     parts.append(
         Publisher(
             api,
@@ -152,12 +154,12 @@ def _work(arguments: argparse.Namespace, stopping: threading.Event, api: ApiServ
             offer,
             register=not configured.whole,
             capacity=arguments.report_node_capacity,
-            groups=groups,
+            groups=groups.read,
         )
     )
     cdi = None
     if arguments.cdi_dir is not None:
-        cdi = Cdi(arguments.cdi_dir, lambda: spec_of(offer.devices, groups()))
+        cdi = Cdi(arguments.cdi_dir, lambda: offer.devices, groups.read)
 
     def plugin(resource: str) -> DevicePlugin:
         return DevicePlugin(

@@ -68,6 +68,7 @@ class Publisher(Follower):
         self._api = api
         self._offer = offer
         self._capacity = capacity
+        self._registered: tuple[Sequence[Device], str] = (), ""
         self._checked = float("-inf")
         self._retry = float("-inf")
         self._trouble = ""
@@ -86,7 +87,9 @@ class Publisher(Follower):
             node = self._cache.absorb_node(self._api.get_node(_CALL_SECONDS))
         if self._capacity:
             self._report(node, capacity_of(devices))
-        wanted = {NODE_REGISTER: register_value(devices)} if self._register else {}
+        if devices is not self._registered[0]:
+            self._registered = devices, register_value(devices)
+        wanted = {NODE_REGISTER: self._registered[1]} if self._register else {}
         groups = self._groups()
         if groups:
             wanted[GROUPS] = ",".join(map(str, groups))

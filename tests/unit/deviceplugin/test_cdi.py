@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from deviceplugin.cdi import FILE, Cdi, cdi_name, groups_of, spec_of
+from deviceplugin.cdi import FILE, Cdi, Groups, cdi_name, groups_of, spec_of
 from deviceplugin.devices import GONE
 
 from .given import DEVICES, OTHER, device
@@ -66,18 +66,33 @@ def test_the_groups_are_those_of_the_nodes_that_are_there(tmp_path: Path) -> Non
     assert groups_of(tmp_path / "none", DEVICES) == ()
 
 
+def test_groups_are_read_when_the_devices_change(tmp_path: Path) -> None:
+    devices = [DEVICES]
+    groups = Groups(tmp_path, lambda: devices[0])
+    assert groups.read() == ()
+    (tmp_path / "kfd").touch()
+    os.chown(tmp_path / "kfd", -1, 105)
+    assert groups.read() == (), "not at every look"
+    devices[0] = (device(),)
+    assert groups.read() == (105,)
+
+
 def test_the_spec_is_written_once_and_again_when_it_changes_or_goes(tmp_path: Path) -> None:
-    devices = [device()]
-    cdi = Cdi(tmp_path / "cdi", lambda: spec_of(devices))
+    devices = [(device(),)]
+    groups = [(44,)]
+    cdi = Cdi(tmp_path / "cdi", lambda: devices[0], lambda: groups[0])
     path = tmp_path / "cdi" / FILE
     assert cdi.ready()
     assert path.stat().st_mode & 0o777 == 0o644
     first = path.stat().st_ino
     assert cdi.ready()
     assert path.stat().st_ino == first
-    devices.append(device(OTHER))
+    devices[0] = (device(), device(OTHER))
     assert cdi.ready()
     assert len(json.loads(path.read_text())["devices"]) == 2
+    groups[0] = (44, 105)
+    assert cdi.ready()
+    assert json.loads(path.read_text())["containerEdits"]["additionalGids"] == [44, 105]
     path.unlink()
     assert cdi.ready()
     assert [one.name for one in path.parent.iterdir()] == [FILE]
@@ -87,7 +102,7 @@ def test_where_it_cannot_be_written_it_is_not_ready_and_says_so_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").touch()
-    cdi = Cdi(tmp_path / "file", lambda: spec_of([device()]))
+    cdi = Cdi(tmp_path / "file", lambda: (device(),))
     assert not cdi.ready()
     assert not cdi.ready()
     assert caplog.text.count("device nodes are given instead") == 1
@@ -97,5 +112,5 @@ def test_where_it_cannot_be_written_it_is_not_ready_and_says_so_once(
 
 def test_a_directory_in_the_place_of_the_spec_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / FILE / "x").mkdir(parents=True)
-    assert not Cdi(tmp_path, lambda: spec_of([device()])).ready()
+    assert not Cdi(tmp_path, lambda: (device(),)).ready()
     assert [one.name for one in tmp_path.iterdir()] == [FILE]
