@@ -16,6 +16,9 @@
 bool rf_gpu_reserve(const struct rf_limits *limits, int gpu, enum rf_book book, uint64_t bytes);
 void rf_gpu_give_back(const struct rf_limits *limits, int gpu, enum rf_book book, uint64_t bytes);
 
+/* With LIBHIP_LOG_LEVEL=3: a line for each GPU of the slice. */
+void rf_gpu_log_slice(const struct rf_limits *limits);
+
 /* What is left of the slice, never below 0; RF_UNLIMITED without a limit. */
 uint64_t rf_gpu_left(const struct rf_limits *limits, int gpu);
 

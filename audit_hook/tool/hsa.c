@@ -701,6 +701,8 @@ EXPORT bool OnLoad(void *table, uint64_t runtime_version, uint64_t failed_count,
 	if (!rf_ledger_usable())
 		limits->source = RF_LIMIT_BROKEN;
 	replace(api->core, api->amd, &layout);
+	if (limits->source != RF_LIMIT_BROKEN)
+		rf_gpu_log_slice(limits);
 	loaded = true;
 	return true;
 }

@@ -160,3 +160,59 @@ def test_a_process_may_lower_the_pods_variable_but_not_raise_it(container: Conta
     assert container.run("sh", "-c", lowered, unshare=pod).lines == ["total 0 1024"]
     dropped = f"env -u HIP_DEVICE_MEMORY_LIMIT_0 {hip} total; :"
     assert container.run("sh", "-c", dropped, unshare=pod).lines == ["total 0 2048"]
+
+
+def test_memory_of_regions_is_within_the_slice_and_the_hosts_is_not_counted(
+    container: Container,
+) -> None:
+    container.give_mib(2048)
+    result = container.run(PROGRAMS / "regions", "1500", "1500", "3000")
+    refused = f"{0x1008:x}"
+    assert result.lines == [
+        "size 2048", "device 0", "free 0", "device 0", f"device {refused}", "host 0"
+    ]  # fmt: skip
+
+
+def test_two_copies_of_hip_in_one_process_share_the_slice(container: Container) -> None:
+    container.give_mib(2048)
+    result = container.run(PROGRAMS / "copies", "1500", "1000", "400")
+    assert result.lines == ["malloc 0", "malloc 2", "malloc 0"]
+
+
+def test_refusals_print_one_line_a_second_and_nothing_on_standard_output(
+    container: Container,
+) -> None:
+    container.give_mib(1024)
+    # What is larger than the whole slice HIP refuses by itself, and ROCr is not asked.
+    result = container.hip("malloc=600", *["malloc=600"] * 200)
+    assert result.lines == ["malloc 0", *["malloc 2"] * 200]
+    lines = result.err.splitlines()
+    # However slow the machine is, it does not refuse one a second.
+    assert 1 <= len(lines) < 100
+    assert all("refused" in line for line in lines)
+
+
+def test_the_log_level_says_how_much_is_told(container: Container) -> None:
+    container.give_mib(1024, cus="0-15")
+    orders = ["malloc=100", "free"]
+    assert container.hip(*orders).err == ""
+    info = container.hip(*orders, env={"LIBHIP_LOG_LEVEL": "3"}).err
+    assert info == (
+        f"ringfence: GPU {GPU}: memory {1024 * MIB} bytes, compute units 16; "
+        "this library refuses what is above\n"
+    )
+    debug = container.hip(*orders, env={"LIBHIP_LOG_LEVEL": "4"}).err
+    assert f"ringfence: GPU {GPU}: took {100 * MIB} bytes of a pool; the container holds" in debug
+    assert f"ringfence: GPU {GPU}: gave back {100 * MIB} bytes of a pool" in debug
+    for level in ("", "0", "5", "warn"):
+        assert container.hip(*orders, env={"LIBHIP_LOG_LEVEL": level}).err == ""
+    # Errors are told at any level.
+    refused = container.hip("malloc=600", "malloc=600", env={"LIBHIP_LOG_LEVEL": "1"})
+    assert "refused" in refused.err
+
+
+def test_warnings_are_left_out_where_only_errors_are_wanted(container: Container) -> None:
+    container.ledger.rmdir()
+    (container.root / "tmp" / "ringfence-usage.v1").mkdir()
+    env = {"HIP_DEVICE_MEMORY_LIMIT_0": "2g", "LIBHIP_LOG_LEVEL": "1"}
+    assert container.hip("malloc=100", env=env).err == ""

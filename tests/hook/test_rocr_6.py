@@ -32,6 +32,19 @@ def test_memory_info_counts_all_processes(newer: Container) -> None:
     assert result.lines[1] == "total 0 2048"
 
 
+def test_memory_info_without_room_for_an_answer_answers_as_without_the_hook(
+    newer: Container,
+) -> None:
+    env = {"LD_AUDIT": None, "HSA_TOOLS_LIB": None}
+    assert newer.hip("info-null").lines == newer.hip("info-null", env=env).lines
+
+
+def test_memory_info_is_never_below_zero(newer: Container) -> None:
+    newer.give(GpuShare(GPU, 2048 * MIB), kernel_refuses=True)
+    orders = ["malloc=1500", "malloc=1500", "info"]
+    assert newer.hip(*orders).lines == ["malloc 0", "malloc 0", "info 0 0 2048"]
+
+
 def test_masks_hold_against_a_hostile_environment(newer: Container) -> None:
     env = {"HSA_CU_MASK_SKIP_INIT": "1", "HSA_CU_MASK": "0:0-103", "HSA_TOOLS_LIB": ""}
     result = newer.hip("mask", "ffffffff,ffffffff", program="streams", env=env)

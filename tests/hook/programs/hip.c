@@ -5,6 +5,7 @@
  *
  *   count         hipGetDeviceCount: `count ERROR N`
  *   info          hipMemGetInfo: `info ERROR free-MiB total-MiB`
+ *   info-null     hipMemGetInfo without room for an answer, or for half of one: `info-null ERROR...`
  *   total         hipGetDeviceProperties: `total ERROR MiB`
  *   malloc=MiB    `malloc ERROR`; what it got is freed by `free`, last first
  *   free          `free ERROR`
@@ -253,6 +254,9 @@ int main(int count, char **orders)
 		} else if (!strcmp(*orders, "info")) {
 			error = calls.info(&available, &total);
 			printf("info %d %zu %zu\n", error, available >> MIB, total >> MIB);
+		} else if (!strcmp(*orders, "info-null")) {
+			printf("info-null %d %d %d\n", calls.info(NULL, &total),
+			       calls.info(&available, NULL), calls.info(NULL, NULL));
 		} else if (!strcmp(*orders, "total")) {
 			error = calls.total(&total);
 			printf("total %d %zu\n", error, total >> MIB);
