@@ -35,7 +35,7 @@ LOCK = "hami.io/mutex.lock"
 REPOSITORY = Path(__file__).parents[2]
 
 
-def eventually(what: Callable[[], bool], timeout: float = 10.0) -> None:
+def eventually(what: Callable[[], bool], timeout: float = 20.0) -> None:
     """Wait until something is true."""
     deadline = time.monotonic() + timeout
     while not what():

@@ -37,7 +37,7 @@ def test_a_pod_the_cache_knows_is_served_during_an_outage_and_settled_after_it(
     bench.api.faults.away = True
     time.sleep(0.5)
     admitted = bench.admit(pod)["app"]
-    assert admitted.allocate_seconds < 1
+    assert admitted.allocate_seconds < 3
     assert len(bench.slices) == 1
     time.sleep(2)
     assert bench.annotation("one", "bind-phase") == "allocating"
@@ -85,7 +85,7 @@ def test_a_pod_nobody_told_of_is_refused_in_time(bench: Bench, fault: str) -> No
     started = time.monotonic()
     with pytest.raises(AdmissionError, match="no answer"):
         bench.admit(pod)
-    assert time.monotonic() - started < 3, "preferred allocation and Allocate"
+    assert time.monotonic() - started < 10, "preferred allocation and Allocate"
     assert bench.slices == []
 
 

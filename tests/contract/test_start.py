@@ -116,7 +116,7 @@ def test_many_starts_that_wait_leave_room_for_an_allocate(bench: Bench) -> None:
     eventually(lambda: len(errors) >= 20)
     assert "20 other containers wait for the enforcer already" in errors[0]
     got = bench.admit(bench.bind("two", f"{bench.gpu_ids()[0]},T,4096,76:;"))
-    assert got["app"].allocate_seconds < 1
+    assert got["app"].allocate_seconds < 3
     with enforcing(bench, LayerState(Layer.GATE)) as enforcer:
         for one in starts:
             one.join()
@@ -148,7 +148,7 @@ def test_a_whole_gpu_starts_without_an_enforcer(bench: Bench) -> None:
     uid = admitted(bench, share=WHOLE)
     started = time.monotonic()
     bench.kubelet.start_container(uid, "app")
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 15
 
 
 def test_a_whole_gpu_nobody_says_whose_it_is_starts_only_when_the_enforcer_knows_the_pod(

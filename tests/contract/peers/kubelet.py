@@ -172,7 +172,7 @@ class Kubelet:
         self._servers.append(server)
 
     def wait_devices(
-        self, resource: str, wanted: Callable[[dict[str, str]], bool] = bool, timeout: float = 10
+        self, resource: str, wanted: Callable[[dict[str, str]], bool] = bool, timeout: float = 20
     ) -> dict[str, str]:
         """Device id -> health, once ``wanted`` is true of it."""
         with self._changed:
@@ -180,7 +180,7 @@ class Kubelet:
                 raise TimeoutError(f"{resource}: {self._healths(resource)}")
             return self._healths(resource)
 
-    def wait_registrations(self, count: int, timeout: float = 10) -> None:
+    def wait_registrations(self, count: int, timeout: float = 20) -> None:
         with self._changed:
             if not self._changed.wait_for(lambda: len(self.registrations) >= count, timeout):
                 raise TimeoutError(f"registrations: {self.registrations}")
