@@ -52,6 +52,7 @@ check: prepare generate
 	$(PYTHON) -m tests.check.tree shell | xargs -0r shellcheck
 	$(PYTHON) -m tests.check.licences
 	$(PYTHON) -m tests.check.chart
+	$(PYTHON) -m tests.check.configuration
 
 # Every tier of tests. Kernels are built first, on the first run, and not beside tests.
 .PHONY: test

@@ -129,7 +129,7 @@ def parser(settings: Mapping[str, str] | None = None) -> argparse.ArgumentParser
     add(
         "hook-dir",
         _path,
-        "/usr/local/ringfence",
+        "/var/lib/ringfence-hook/current",
         "the host's directory with the hook, mounted into slices when both its files are there",
     )
     add(

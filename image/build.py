@@ -35,6 +35,8 @@ _RECIPE = "3"
 _KEPT = "kept"
 _LOWER = ("base.tar.gz", "wheels.tar.gz")
 _BILL = "usr/share/ringfence/sbom.spdx.json"
+_HOOK = "usr/share/ringfence/hook"
+"""Where the chart finds the hook's objects, whatever the version of Python."""
 _COMMAND = "usr/local/bin/ringfence"
 _SCRIPT = """\
 #!/usr/bin/python3 -I
@@ -92,6 +94,7 @@ def build(
             wheel = python.build_wheel(PROJECT, work, arch, version, epoch, step)
             python.install_ours(root, wheel)
             _write(root / _COMMAND, _SCRIPT, 0o755)
+            _link(root / _HOOK, f"/{SITE}/audit_hook")
             if _runs(arch):
                 python.compile_all(root, [f"{SITE}/{name}" for name in python.SOURCES], step)
             bill = sbom.document(
@@ -182,7 +185,7 @@ def _prune(root: Path) -> None:
 
 def _ours(path: str) -> bool:
     tops = [f"{SITE}/{name}" for name in (*python.SOURCES, "ringfence-")]
-    return path.startswith((*tops, _COMMAND, _BILL))
+    return path.startswith((*tops, _COMMAND, _BILL, _HOOK))
 
 
 def _runs(arch: Architecture) -> bool:
@@ -208,6 +211,11 @@ def _write(path: Path, text: str, mode: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     path.chmod(mode)
+
+
+def _link(path: Path, target: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(target)
 
 
 def _version() -> str:

@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
     )  # fmt: skip
     parser.add_argument(
         "--hook-dir", type=Path, metavar="PATH",
-        help="where the hook's objects lie (the host's /usr/local/ringfence)",
+        help="where the hook's objects lie (the host's /var/lib/ringfence-hook/current)",
     )  # fmt: skip
     add_options(parser)
     options = parser.parse_args(argv)
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     node = Node(
         where,
         options.kubelet_dir or host / "var/lib/kubelet",
-        options.hook_dir or host / "usr/local/ringfence",
+        options.hook_dir or host / "var/lib/ringfence-hook/current",
         os.geteuid(),
         snapshot,
         silence,

@@ -21,6 +21,7 @@ VARIANTS: dict[str, Values] = {
         "containerRuntime": {"containerdStateDir": "/var/snap/microk8s/common/run/containerd"},
     },
     "hook": {"hookDir": "/opt/ringfence"},
+    "no hook": {"hookDir": ""},
     "plugin": {"devicePlugin": {"splitCount": 4, "failOpen": True, "logLevel": "debug"}},
     "modes": {
         "devicePlugin": {
@@ -82,7 +83,7 @@ VARIANTS: dict[str, Values] = {
     "closed network": {"metrics": {"enabled": False}, "networkPolicy": {"enabled": True}},
     "openshift": {
         "openshift": {"enabled": True},
-        "devicePlugin": {"seLinuxType": "container_device_plugin_t"},
+        "devicePlugin": {"seLinuxType": "spc_t"},
         "containerRuntime": {"containerdStateDir": ""},
     },
     "bare": {

@@ -179,6 +179,7 @@ def test_the_device_plugin_sees_the_kubelets_sockets_and_its_own_directories() -
     assert set(seen) - writable == {
         "/var/lib/kubelet/pod-resources",
         "/var/lib/amd-metrics-exporter",
+        "/var/lib/ringfence-hook",
         "/dev/dri",
     }
     assert "/var/lib/amd-metrics-exporter" not in mounts("device-plugin", VARIANTS["modes"])
@@ -234,12 +235,35 @@ def test_the_kubelets_directory_reaches_the_mount_and_the_flag() -> None:
     assert mount["host"] == f"{directory}/device-plugins"
 
 
-def test_a_hook_on_the_host_is_looked_at_and_named_by_the_path_tenants_get_it_from() -> None:
+def test_the_hook_is_installed_first_and_the_plugin_may_only_look_at_it() -> None:
+    (installer,) = pod_spec(VARIANTS["hook"])["initContainers"]
+    assert installer["args"][-1] == "/opt/ringfence"
+    assert installer["volumeMounts"] == [{"name": "hook", "mountPath": "/opt/ringfence"}]
     plugin = container("device-plugin", VARIANTS["hook"])
-    assert "--hook-dir=/opt/ringfence" in plugin["args"]
+    # What a runtime mounts is what the link led to then: a pod keeps its version.
+    assert "--hook-dir=/opt/ringfence/current" in plugin["args"]
     mount = mounts("device-plugin", VARIANTS["hook"])["/opt/ringfence"]
     assert (mount["host"], mount["readOnly"]) == ("/opt/ringfence", True)
-    assert not any(arg.startswith("--hook-dir") for arg in container("device-plugin")["args"])
+
+
+def test_the_installer_has_no_right_but_to_its_directory() -> None:
+    (installer,) = pod_spec()["initContainers"]
+    assert installer["securityContext"] == {
+        "runAsUser": 0,
+        "runAsGroup": 0,
+        "privileged": False,
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def test_without_a_directory_there_is_no_hook() -> None:
+    spec = pod_spec(VARIANTS["no hook"])
+    assert "initContainers" not in spec
+    assert "--hook-dir=/nonexistent" in container("device-plugin", VARIANTS["no hook"])["args"]
+    assert not any(volume["name"] == "hook" for volume in spec["volumes"])
 
 
 def parser_of(name: str) -> argparse.ArgumentParser:

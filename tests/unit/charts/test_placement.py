@@ -90,7 +90,7 @@ def test_the_plugin_gets_the_selinux_type_of_the_values() -> None:
         }
 
     assert types(VARIANTS["openshift"]) == {
-        "device-plugin": {"type": "container_device_plugin_t"},
+        "device-plugin": {"type": "spc_t"},
         "enforcer": None,
     }
     assert types({}) == {"device-plugin": None, "enforcer": None}

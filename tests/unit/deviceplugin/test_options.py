@@ -25,7 +25,7 @@ def test_the_defaults_are_a_nodes() -> None:
     assert options.kubelet_dir == Path("/var/lib/kubelet")
     assert options.state_dir == Path("/var/lib/ringfence")
     assert options.socket == Path("/run/ringfence/enforcer.sock")
-    assert options.hook_dir == Path("/usr/local/ringfence")
+    assert options.hook_dir == Path("/var/lib/ringfence-hook/current")
     assert options.split_count == 0
     assert options.health_pulse == 10
     assert options.hip_log_level == 0

@@ -81,4 +81,4 @@ def test_the_hosts_kubelet_is_found_from_within_a_container(
     doctor.main(["--json", *options])
     found = {one["name"]: one["found"] for one in json.loads(capsys.readouterr().out)}
     assert "kubelet.sock" in found["kubelet"]
-    assert "proc/1/root/usr/local/ringfence" in found["hook"]
+    assert "proc/1/root/var/lib/ringfence-hook/current" in found["hook"]
