@@ -114,13 +114,16 @@ def devices_of(gpus: Iterable[Gpu], terms: Terms) -> tuple[tuple[Device, ...], t
         taken[name] = gpu.bdf
         mode = gpu.compute_partition or ""
         if terms.compute_partition and mode and mode != terms.compute_partition:
-            modes[gpu.bdf] = (
-                f"GPU {gpu.bdf}: expected compute partition mode {terms.compute_partition}, found "
-                f"{mode}: drain the node, then amd-smi set --compute-partition "
-                f"{terms.compute_partition.upper()}"
-            )
+            modes[gpu.bdf] = _other_mode(gpu, mode, terms.compute_partition)
         devices.append(_device(gpu, name, terms))
     return tuple(devices), (*problems, *modes.values())
+
+
+def _other_mode(gpu: Gpu, found: str, wanted: str) -> str:
+    what = f"GPU {gpu.bdf}: expected compute partition mode {wanted}, found {found}"
+    if gpu.compute_partitions and wanted not in gpu.compute_partitions:
+        return f"{what}: it can be put in {', '.join(gpu.compute_partitions)} alone"
+    return f"{what}: drain the node, then amd-smi set --compute-partition {wanted.upper()}"
 
 
 def _unusable(gpu: Gpu, terms: Terms) -> str | None:

@@ -155,6 +155,8 @@ def _gpu(
         xcc_count=properties.get("num_xcc") or None,
         compute_partition=whole.compute_partition,
         memory_partition=whole.memory_partition,
+        compute_partitions=whole.compute_partitions,
+        memory_partitions=whole.memory_partitions,
     )
 
 

@@ -63,6 +63,10 @@ class Gpu:
     memory_partition: str | None = None
     partition: int | None = None
     """Number of this compute partition; None where the device is one GPU. Stable over reboots."""
+    compute_partitions: tuple[str, ...] = ()
+    """The compute partition modes it can be put in; empty where there is none, or none is told."""
+    memory_partitions: tuple[str, ...] = ()
+    """The memory partition modes, likewise."""
 
     @property
     def cu_per_wgp(self) -> int:

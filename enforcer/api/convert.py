@@ -92,6 +92,8 @@ def gpu_to_pb(gpu: Gpu) -> pb.Gpu:
         compute_partition=gpu.compute_partition,
         memory_partition=gpu.memory_partition,
         partition=gpu.partition,
+        compute_partitions=gpu.compute_partitions,
+        memory_partitions=gpu.memory_partitions,
     )
 
 
@@ -114,6 +116,8 @@ def gpu_from_pb(message: pb.Gpu) -> Gpu:
         compute_partition=_known(message, "compute_partition", message.compute_partition),
         memory_partition=_known(message, "memory_partition", message.memory_partition),
         partition=_known(message, "partition", message.partition),
+        compute_partitions=tuple(message.compute_partitions),
+        memory_partitions=tuple(message.memory_partitions),
     )
 
 

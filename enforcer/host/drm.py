@@ -43,6 +43,9 @@ class DrmDevice:
     vram_total: int | None = None
     compute_partition: str | None = None
     memory_partition: str | None = None
+    compute_partitions: tuple[str, ...] = ()
+    """What the device can be put in; amdgpu_gfx.c and amdgpu_gmc.c list them with commas."""
+    memory_partitions: tuple[str, ...] = ()
 
     @property
     def bdf(self) -> str | None:
@@ -205,6 +208,8 @@ def _device(path: Path, minors: Mapping[str, int]) -> DrmDevice:
         vram_total=optional(read_int, path / "mem_info_vram_total"),
         compute_partition=_partition(path / "current_compute_partition"),
         memory_partition=_partition(path / "current_memory_partition"),
+        compute_partitions=_listed(path / "available_compute_partition"),
+        memory_partitions=_listed(path / "available_memory_partition"),
     )
 
 
@@ -214,6 +219,11 @@ def _partition(path: Path) -> str | None:
         return read_line(path).lower()
     except FileError:
         return None
+
+
+def _listed(path: Path) -> tuple[str, ...]:
+    names = (_partition(path) or "").split(",")
+    return tuple(name for one in names if (name := one.strip()).isalnum())
 
 
 def _sensor(directory: Path, *names: str) -> int | None:

@@ -45,10 +45,25 @@ MI300X = replace(
     product_name="AMD Instinct MI300X OAM",
     compute_partition="SPX",
     memory_partition="NPS1",
+    compute_partitions=("SPX", "DPX", "QPX", "CPX"),
+    memory_partitions=("NPS1", "NPS4"),
 )
-MI308X = replace(MI300X, cus=80, xccs=4, device_id=0x74A2, product_name="AMD Instinct MI308X OAM")
+MI308X = replace(
+    MI300X,
+    cus=80,
+    xccs=4,
+    device_id=0x74A2,
+    product_name="AMD Instinct MI308X OAM",
+    compute_partitions=("SPX", "DPX", "CPX"),
+)
 MI355X = replace(
-    MI300X, vram=288 * GIB, gfx=90500, cus=256, device_id=0x75A3, product_name="AMD Instinct MI355X"
+    MI300X,
+    vram=288 * GIB,
+    gfx=90500,
+    cus=256,
+    device_id=0x75A3,
+    product_name="AMD Instinct MI355X",
+    memory_partitions=("NPS1", "NPS2"),
 )
 RX7900XTX = GpuSpec(
     "0000:03:00.0",
@@ -93,6 +108,8 @@ MI300X_VF = replace(
     product_name="AMD Instinct MI300X VF",
     compute_partition=None,
     memory_partition=None,
+    compute_partitions=(),
+    memory_partitions=(),
     hwmon=False,
     busy_percent=None,
 )

@@ -54,6 +54,9 @@ class GpuSpec:
     """PCI addresses of the GPUs it is linked to."""
     compute_partition: str | None = None
     memory_partition: str | None = None
+    compute_partitions: tuple[str, ...] = ()
+    """The modes that it can be put in."""
+    memory_partitions: tuple[str, ...] = ()
     partitions: tuple[PartitionSpec, ...] = ()
     hwmon: bool = True
     busy_percent: int | None = 0
@@ -89,7 +92,8 @@ def from_json(text: str) -> NodeSpec:
     for entry in document.get("gpus", ()):
         fields = dict(entry)
         fields["partitions"] = tuple(PartitionSpec(**one) for one in fields.get("partitions", ()))
-        fields["xgmi"] = tuple(fields.get("xgmi", ()))
+        for name in ("xgmi", "compute_partitions", "memory_partitions"):
+            fields[name] = tuple(fields.get(name, ()))
         gpus.append(GpuSpec(**fields))
     return NodeSpec(tuple(gpus), document.get("cpus", 1))
 
@@ -192,6 +196,8 @@ def _pci_device(sys: Path, gpu: GpuSpec) -> None:
         "gpu_busy_percent": gpu.busy_percent,
         "current_compute_partition": gpu.compute_partition,
         "current_memory_partition": gpu.memory_partition,
+        "available_compute_partition": ", ".join(gpu.compute_partitions) or None,
+        "available_memory_partition": ", ".join(gpu.memory_partitions) or None,
         "hwmon/hwmon3/temp1_input": 41000 if gpu.hwmon else None,
         "hwmon/hwmon3/power1_average": 90_000_000 if gpu.hwmon else None,
     }

@@ -224,3 +224,14 @@ def test_shares_overlap_across_partition_modes() -> None:
     assert overlaps(Share(BDF, None, partition=0), gpu())
     assert not overlaps(Share(OTHER, None), first)
     assert share_key(Share(BDF, None, partition=3)) == f"{BDF}-3"
+
+
+def test_a_mode_that_a_gpu_cannot_be_put_in_is_not_recommended() -> None:
+    terms = Terms(operating_mode="partition", compute_partition="qpx")
+    some = gpu(compute_partition="spx", compute_partitions=("spx", "dpx", "cpx"))
+    _, (problem,) = devices_of([some], terms)
+    assert problem.endswith("found spx: it can be put in spx, dpx, cpx alone")
+    for can in ((), ("spx", "qpx")):
+        some = gpu(compute_partition="spx", compute_partitions=can)
+        _, (problem,) = devices_of([some], terms)
+        assert problem.endswith("drain the node, then amd-smi set --compute-partition QPX")

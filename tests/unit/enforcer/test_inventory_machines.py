@@ -55,6 +55,8 @@ def test_mi300x_are_all_linked_and_shared_by_cus(tmp_path: Path) -> None:
     assert {len(gpu.xgmi_peers) for gpu in gpus} == {7}
     assert {(gpu.cu_count, gpu.xcc_count, gpu.vram_bytes) for gpu in gpus} == {(304, 8, 192 * GIB)}
     assert {gpu.partition for gpu in gpus} == {None}
+    assert {gpu.compute_partitions for gpu in gpus} == {("spx", "dpx", "qpx", "cpx")}
+    assert {gpu.memory_partitions for gpu in gpus} == {("nps1", "nps4")}
     assert {device.id.partition("#")[2] for device in offered(gpus)} == {""}
     hard = offered(gpus, Terms(operating_mode="partition"))
     assert {device.id.partition("#")[2] for device in hard} == {"spx"}
@@ -80,6 +82,7 @@ def test_partitions_of_two_domains_are_told_apart(tmp_path: Path) -> None:
         (f"000{domain}:03:00.0", number) for domain in (0, 1) for number in range(4)
     ]
     assert {(gpu.cu_count, gpu.xcc_count, gpu.vram_bytes) for gpu in gpus} == {(20, 1, 48 * GIB)}
+    assert {gpu.compute_partitions for gpu in gpus} == {("spx", "dpx", "cpx")}
     assert len(offered(gpus, Terms(operating_mode="partition"))) == 8
 
 

@@ -54,6 +54,8 @@ GPUS = st.builds(
     compute_partition=_maybe(TEXT),
     memory_partition=_maybe(TEXT),
     partition=_maybe(U32),
+    compute_partitions=st.lists(TEXT, max_size=3).map(tuple),
+    memory_partitions=st.lists(TEXT, max_size=3).map(tuple),
 )
 USAGES = st.builds(
     Usage,

@@ -22,6 +22,8 @@ GPU = GpuSpec(
     numa=1,
     compute_partition="SPX",
     memory_partition="NPS1",
+    compute_partitions=("SPX", "DPX", "QPX", "CPX"),
+    memory_partitions=("NPS1", "NPS4"),
 )
 OLD = """\
 pos:\t0
@@ -56,6 +58,29 @@ def test_a_device_is_read_whole(tmp_path: Path) -> None:
     assert device.product_name == "AMD Instinct MI300X"
     assert (device.numa_node, device.vram_total) == (1, 192 << 30)
     assert (device.compute_partition, device.memory_partition) == ("spx", "nps1")
+    assert device.compute_partitions == ("spx", "dpx", "qpx", "cpx")
+    assert device.memory_partitions == ("nps1", "nps4")
+
+
+@pytest.mark.parametrize(
+    ("text", "modes"),
+    [
+        ("SPX\n", ("spx",)),
+        ("SPX, DPX\n", ("spx", "dpx")),
+        ("", ()),
+        ("\n", ()),
+        ("Not supported\n", ()),
+        (" , SPX,,\n", ("spx",)),
+    ],
+)
+def test_the_modes_a_device_can_be_put_in(tmp_path: Path, text: str, modes: tuple[str]) -> None:
+    write_sys(tmp_path, NodeSpec((GPU,)))
+    path = tmp_path / "devices/pci0000:00" / GPU.bdf / "available_compute_partition"
+    path.write_text(text)
+    (device,), problems = drm.devices(tmp_path)
+    assert (device.compute_partitions, problems) == (modes, [])
+    path.unlink()
+    assert drm.devices(tmp_path)[0][0].compute_partitions == ()
 
 
 def test_what_a_device_does_not_say_is_unknown(tmp_path: Path) -> None:
