@@ -239,6 +239,8 @@ def test_the_hook_is_installed_first_and_the_plugin_may_only_look_at_it() -> Non
     (installer,) = pod_spec(VARIANTS["hook"])["initContainers"]
     assert installer["args"][-1] == "/opt/ringfence"
     assert installer["volumeMounts"] == [{"name": "hook", "mountPath": "/opt/ringfence"}]
+    (volume,) = [one for one in pod_spec(VARIANTS["hook"])["volumes"] if one["name"] == "hook"]
+    assert volume["hostPath"] == {"path": "/opt/ringfence", "type": "DirectoryOrCreate"}
     plugin = container("device-plugin", VARIANTS["hook"])
     # What a runtime mounts is what the link led to then: a pod keeps its version.
     assert "--hook-dir=/opt/ringfence/current" in plugin["args"]
