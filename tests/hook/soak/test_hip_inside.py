@@ -39,8 +39,9 @@ def stack(request: pytest.FixtureRequest, built: Path) -> tuple[str, Path]:
         pytest.skip(f"not to be had: {error}")
     build_driver(built / name)
     # Programs ask for HIP 5 by name; its symbols are in the later ones too.
-    link = built / name / "libamdhip64.so.5"
-    link.symlink_to(f"/usr/lib/x86_64-linux-gnu/{library}")
+    # HIP itself looks for the name of a development package when it hands functions out.
+    for link in ("libamdhip64.so.5", "libamdhip64.so"):
+        (built / name / link).symlink_to(f"/usr/lib/x86_64-linux-gnu/{library}")
     return name, rootfs
 
 
@@ -60,6 +61,15 @@ def test_every_way_is_held(inside: Container, way: str, dropped: str) -> None:
     result = inside.hip(*orders, program=way, env={dropped: None})
     assert result.lines == ["malloc 0", "malloc 2", "free 0", "malloc 0", "total 0 2048"]
     assert "ringfence: GPU 0000:03:00.0: refused " in result.err
+
+
+def test_what_hip_get_proc_address_hands_out_is_held(
+    inside: Container, stack: tuple[str, Path]
+) -> None:
+    result = inside.hip("1500", "1000", program="procaddress")
+    assert result.lines == ["malloc 0", "malloc 2"]
+    # HIP has the call since 6.
+    assert ("by dlsym" in result.err) == (stack[0] == "amd-5.4")
 
 
 def test_memory_info_counts_all_processes(inside: Container, stack: tuple[str, Path]) -> None:
