@@ -106,6 +106,13 @@ class Bench:
             return ""
         return str(json.loads(text).get(resource, {}).get("state", ""))
 
+    def wait_told(self) -> None:
+        """Wait until the plugin's watches were told of all that happened, and took it in."""
+        version = self.api.store.version
+        eventually(lambda: all(self.api.told.get(kind, 0) >= version for kind in ("pods", "nodes")))
+        # From its socket into its cache.
+        time.sleep(0.5)
+
     def kill(self, process: subprocess.Popen[bytes]) -> None:
         process.kill()
         process.wait()

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -280,8 +279,8 @@ def test_a_pod_no_scheduler_annotated_cannot_take_the_slice_of_one_that_waits(
     thief = hami.pod("thief", hami.container("app", 1))
     thief["spec"]["nodeName"] = NODE
     thief = bench.api.put_pod(thief)
-    # Long enough for the plugin's watch, on whatever machine; the next test is about less.
-    time.sleep(1)
+    # The next test is about a plugin that was not told.
+    bench.wait_told()
     with pytest.raises(AdmissionError, match="default/thief asks"):
         bench.admit(thief)
     bench.end(thief, "Failed")
@@ -295,7 +294,7 @@ def test_a_pod_the_plugin_has_not_heard_of_yet_does_not_start_with_the_slice_of_
 ) -> None:
     bench.start()
     bench.bind("waiting", f"{bench.gpu_ids()[0]},T,1024,10:;")
-    time.sleep(1)
+    bench.wait_told()
     bench.api.faults.silent = True
     thief = hami.pod("thief", hami.container("app", 1))
     thief["spec"]["nodeName"] = NODE

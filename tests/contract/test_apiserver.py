@@ -33,7 +33,7 @@ def test_a_pod_the_cache_knows_is_served_during_an_outage_and_settled_after_it(
 ) -> None:
     bench.start()
     pod = bench.bind("one", f"{bench.gpu_ids()[0]},T,4096,76:;")
-    time.sleep(1)
+    bench.wait_told()
     bench.api.faults.away = True
     time.sleep(0.5)
     admitted = bench.admit(pod)["app"]
@@ -53,7 +53,7 @@ def test_an_api_server_away_for_a_minute_costs_no_pod_its_slice(bench: Bench) ->
     bench.admit(running)
     bench.wait_unlocked()
     waiting = bench.bind("waiting", f"{gpu},T,4096,76:;")
-    time.sleep(1)
+    bench.wait_told()
     bench.api.faults.away = True
     admitted = bench.admit(waiting)["app"]
     assert admitted.response.envs["HSA_CU_MASK"] == "0:76-151"

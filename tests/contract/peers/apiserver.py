@@ -188,6 +188,8 @@ class ApiServer:
         self.store = Store()
         self.faults = Faults()
         self.closing = False
+        self.told: dict[str, int] = {}
+        """Kind -> the version up to which its newest watch has been told everything."""
         peer = self
 
         class Handler(_Handler):
@@ -419,6 +421,7 @@ class _Handler(BaseHTTPRequestHandler):
             for of, event, item in events:
                 if of == kind and _selected(item, selector, namespace):
                     self._send({"type": event, "object": item})
+            self.api.told[kind] = seen
             if bookmarks and time.monotonic() - bookmarked > _BOOKMARK_SECONDS:
                 bookmarked = time.monotonic()
                 metadata = {"resourceVersion": str(seen)}
