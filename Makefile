@@ -85,3 +85,8 @@ demo: prepare generate
 .PHONY: image
 image: prepare
 	$(PYTHON) -m image $(IMAGE)
+
+# The pages of docs/ as a site.
+.PHONY: site
+site: prepare
+	$(BIN)/mkdocs build --strict --quiet --site-dir dist/site
