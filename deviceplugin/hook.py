@@ -39,6 +39,8 @@ class Hook:
             "LD_AUDIT": str(IN_CONTAINER / AUDITOR),
             "HSA_TOOLS_LIB": str(IN_CONTAINER / TOOL),
             "GLIBC_TUNABLES": TLS_TUNABLE,
+            # Otherwise ROCr skips our tools library once a rocprofiler-sdk tool has registered.
+            "HSA_TOOLS_ROCPROFILER_V1_TOOLS": "1",
         }
         if self.log_level:
             envs["LIBHIP_LOG_LEVEL"] = str(self.log_level)

@@ -16,7 +16,8 @@ _HERE = Path(__file__).resolve().parent
 _TOOL = _HERE.parents[1] / "audit_hook" / "tool"
 
 
-def _compiles(include: Path, *defines: str) -> str:
+def compiles(include: Path, *defines: str) -> str:
+    """What the compiler says of the numbers against the headers in a directory; nothing: right."""
     result = subprocess.run(
         ["c++", "-std=c++17", "-fsyntax-only", "-w", "-DAMD_INTERNAL_BUILD", *defines,
          f"-I{include}", f"-I{include.parent}", f"-I{_TOOL}", _HERE / "abi.cc"],
@@ -29,7 +30,7 @@ def test_the_numbers_are_those_of_the_installed_headers() -> None:
     include = Path("/usr/include/hsa")
     if not (include / "hsa_api_trace.h").exists():
         pytest.skip("needs the package libhsa-runtime-dev")
-    assert _compiles(include) == ""
+    assert compiles(include) == ""
 
 
 @pytest.mark.parametrize("suite", ["bookworm", "trixie", "sid"])
@@ -38,7 +39,7 @@ def test_the_numbers_are_those_of_other_suites_headers(suite: str) -> None:
         root = unpacked(suite, HEADERS)
     except StepError as error:
         pytest.skip(f"the archive has no {suite}: {error}")
-    assert _compiles(root / "usr" / "include" / "hsa") == ""
+    assert compiles(root / "usr" / "include" / "hsa") == ""
 
 
 def test_a_table_of_another_layout_does_not_compile() -> None:
@@ -46,4 +47,4 @@ def test_a_table_of_another_layout_does_not_compile() -> None:
     if not (include / "hsa_api_trace.h").exists():
         pytest.skip("needs the package libhsa-runtime-dev")
     shifted = "-Dhsa_amd_memory_pool_allocate_fn=hsa_amd_memory_pool_free_fn"
-    assert "hsa_amd_memory_pool_allocate" in _compiles(include, shifted)
+    assert "hsa_amd_memory_pool_allocate" in compiles(include, shifted)

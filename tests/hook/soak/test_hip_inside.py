@@ -14,6 +14,7 @@ from tests.hook.build import build_driver
 from tests.hook.container import GPU, MIB, PROGRAMS, Container
 from tests.hook.debian import EXPERIMENTAL_HIP, SID_HIP, unpacked
 from tests.hook.test_kinds import KINDS, WITHOUT, after
+from tests.hook.test_processes import storm
 from tests.testbed.cache import StepError
 
 if TYPE_CHECKING:
@@ -128,3 +129,23 @@ def test_the_slice_alone_is_named_where_a_kernel_layer_refuses(inside: Container
     result = inside.hip("total", "malloc=1500", "malloc=1500")
     assert result.lines == ["total 0 2048", "malloc 0", "malloc 0"]
     assert result.err == ""
+
+
+def test_oversubscription_gives_out_managed_memory_within_the_slice(
+    inside: Container, stack: tuple[str, Path]
+) -> None:
+    inside.give(GpuShare(GPU, 2048 * MIB), oversubscribe=True)
+    orders = ["malloc=1500", "malloc=1000", "free", "malloc=1000"]
+    result = inside.hip(*orders, env={"HSA_XNACK": "1"})
+    if stack[0] == "amd-5.4":
+        # ROCr cannot say before 5.7 whether pages can fault.
+        assert result.lines[0] == "malloc 2"
+        assert "XNACK, which it needs, is not" in result.err
+        return
+    assert result.lines == ["malloc 0", "malloc 2", "free 0", "malloc 0"]
+    assert f"svm size={1500 * MIB} " in result.driver
+    assert f"size={1500 * MIB} status" not in result.driver
+
+
+def test_books_are_right_after_processes_were_killed(inside: Container) -> None:
+    storm(inside, 4, 2, 10)

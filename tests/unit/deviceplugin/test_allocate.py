@@ -291,6 +291,7 @@ def test_the_hook_is_set_and_mounted_read_only_where_it_is_installed(tmp_path: P
     assert given.envs["LD_AUDIT"] == "/usr/local/ringfence/libringfence-audit.so"
     assert given.envs["HSA_TOOLS_LIB"] == "/usr/local/ringfence/libringfence-hsa.so"
     assert given.envs["GLIBC_TUNABLES"] == "glibc.rtld.optional_static_tls=4096"
+    assert given.envs["HSA_TOOLS_ROCPROFILER_V1_TOOLS"] == "1"
     own = f"{RUN}/slices/uid-pod/app"
     assert given.mounts == (
         Mount(str(tmp_path), "/usr/local/ringfence"),
