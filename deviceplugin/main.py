@@ -19,6 +19,7 @@ from deviceplugin.hold import Holder
 from deviceplugin.hook import Hook
 from deviceplugin.node import Publisher
 from deviceplugin.options import OptionsError, read_options, terms
+from deviceplugin.pod import count_of
 from deviceplugin.podresources import read_pod_resources
 from deviceplugin.pods import PodCache
 from deviceplugin.reap import Reaper
@@ -198,6 +199,7 @@ def _work(arguments: argparse.Namespace, stopping: threading.Event, api: ApiServ
         stopping,
         lambda message: events.tell(Event(CONFLICT, message)),
         Standings(arguments.state_dir / STANDING),
+        lambda resource: count_of(cache.node(), resource),
     )
     for part in reversed(parts):
         part.stop()

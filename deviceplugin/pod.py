@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +70,8 @@ class Node:
     annotations: Mapping[str, str]
     capacity: Mapping[str, tuple[str, str]] = field(default_factory=lambda: MappingProxyType({}))
     """Of AMD's resources: capacity and allocatable, as the node has them."""
+    reported: float = 0.0
+    """When kubelet last wrote the node's status, in Unix seconds; 0 if it never did."""
 
     def lock(self) -> NodeLock | None:
         """The scheduler's lock; None if there is none, or none that can be read."""
@@ -79,6 +82,14 @@ class Node:
             return decode_lock(text)
         except AnnotationError:
             return None
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """How many devices of a resource kubelet says it can give, and when it said so (Unix s)."""
+
+    devices: int
+    reported: float
 
 
 def parse_pod(pod: Json) -> Pod:
@@ -117,7 +128,28 @@ def parse_node(node: Json) -> Node:
                 if name.startswith("amd.com/")
             }
         ),
+        reported=_reported(status),
     )
+
+
+def count_of(node: Node | None, resource: str) -> Count | None:
+    """What a node's status says of a resource; None if it says nothing."""
+    if node is None:
+        return None
+    _, allocatable = node.capacity.get(resource, ("", ""))
+    if not (allocatable.isascii() and allocatable.isdigit()):
+        return None
+    return Count(int(allocatable), node.reported)
+
+
+def _reported(status: Json) -> float:
+    for condition in status.get("conditions") or []:
+        if condition.get("type") == "Ready":
+            try:
+                return datetime.fromisoformat(condition["lastHeartbeatTime"]).timestamp()
+            except (KeyError, TypeError, ValueError):
+                break
+    return 0.0
 
 
 def _annotations(metadata: Json) -> Mapping[str, str]:

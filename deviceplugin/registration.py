@@ -3,7 +3,8 @@
 
 kubelet wipes the directory of sockets when it starts and forgets its plugins. A registration can
 also be taken over by another plugin for the same resource, or be refused for its sake; then ours
-waits its turn and asks again now and then.
+waits its turn and asks again now and then. kubelet 1.20 does not tell the one whose place was
+taken: its stream stays open, and only the node's status shows whose devices count.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from deviceplugin.devices import Device
+    from deviceplugin.pod import Count
     from deviceplugin.server import DevicePlugin
     from deviceplugin.standing import Standings
 
@@ -43,6 +45,8 @@ _STREAM_SECONDS = 5.0
 _SETTLED_SECONDS = 60.0
 """Before that, a plugin whose devices were taken over has not got them back for good: two that
 take them from each other do it more and more slowly."""
+_HEARD_SECONDS = 30.0
+"""By then a list of devices has come to the node's status, which kubelet sees to every 10 s."""
 _WORKERS = 32
 """More than streams and starts that wait can hold, so that an Allocate always finds one."""
 
@@ -56,17 +60,19 @@ def register_all(
     stopping: threading.Event,
     conflict: Callable[[str], None],
     standings: Standings,
+    counted: Callable[[str], Count | None],
 ) -> None:
     """Register every resource that ``devices`` have ever had, until ``stopping`` is set.
 
     One without devices any more stays: kubelet sees none left, and pods may still hold some.
-    ``conflict`` is told where another plugin seems to serve the same, ``standings`` how each is.
+    ``conflict`` is told where another plugin seems to serve the same, ``standings`` how each is;
+    ``counted`` is what the node's status says of a resource, None if it says nothing.
     """
     _remove_stale_sockets(directory)
     threads: dict[str, threading.Thread] = {}
     while not stopping.is_set():
         for resource in sorted({device.resource for device in devices()} - threads.keys()):
-            one = Registration(plugin(resource), directory, conflict, standings)
+            one = Registration(plugin(resource), directory, conflict, standings, counted)
             threads[resource] = threading.Thread(
                 target=one.run, args=(stopping,), name=f"register {resource}", daemon=True
             )
@@ -97,8 +103,12 @@ class Registration:
         directory: Path,
         conflict: Callable[[str], None],
         standings: Standings,
+        counted: Callable[[str], Count | None],
     ) -> None:
         self._plugin = plugin
+        self._counted = counted
+        self._own = -1
+        self._own_since = 0.0
         self._directory = directory
         self._resource = plugin.resource
         self._conflict = conflict
@@ -125,14 +135,16 @@ class Registration:
                     fresh = kubelet != known or self._lost()
                     if fresh:
                         known, pause = kubelet, _RETRY_SECONDS[0]
-                    if fresh or (now >= due and not self._plugin.streams):
+                    others = self._others()
+                    if fresh or others or (now >= due and not self._plugin.streams):
                         taken = self._register()
                         if taken and served and not fresh:
                             # The same kubelet, alive, and it had a stream: somebody took it over.
                             self._conflict(
-                                f"kubelet ended the stream of {self._resource} and took a new "
-                                "registration: is another plugin for it installed?"
+                                f"kubelet {others or 'ended the stream'} of {self._resource} and "
+                                "took a new registration: is another plugin for it installed?"
                             )
+                        self._own_since = time.time()
                         served = False
                         registered = time.monotonic()
                         due = time.monotonic() + pause + (_STREAM_SECONDS if taken else 0)
@@ -148,16 +160,32 @@ class Registration:
             self._plugin.stop()
             self._close()
 
+    def _others(self) -> str:
+        """What shows that kubelet has the devices of another plugin; empty while nothing does.
+
+        A status that kubelet wrote well after our last word to it has our number of devices, unless
+        it listens to somebody else.
+        """
+        own = self._plugin.healthy
+        if own != self._own:
+            self._own, self._own_since = own, time.time()
+        count = self._counted(self._resource)
+        if count is None or count.devices == own:
+            return ""
+        if count.reported < self._own_since + _HEARD_SECONDS:
+            return ""
+        return f"counts {count.devices} and not the {own}"
+
     def _tell(self, kubelet: bool) -> None:
         if not kubelet:
             self._standings.tell(self._resource, State.WAITING, f"{self._kubelet} is not there")
-        elif self._plugin.streams:
+        elif self._plugin.streams and not self._others():
             self._standings.tell(self._resource, State.REGISTERED)
         elif self._trouble:
             self._standings.tell(self._resource, State.REFUSED, self._trouble)
         else:
             self._standings.tell(
-                self._resource, State.UNHEARD, "kubelet took it, but does not ask for its devices"
+                self._resource, State.UNHEARD, "kubelet took it, but has not its devices"
             )
 
     def _lost(self) -> bool:

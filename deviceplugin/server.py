@@ -108,6 +108,11 @@ class DevicePlugin(DevicePluginServicer):
         return tuple(one for one in self._offer.devices if one.resource == self.resource)
 
     @property
+    def healthy(self) -> int:
+        """How many slots of them kubelet can give."""
+        return sum(len(one.slots) for one in self.devices if one.healthy)
+
+    @property
     def streams(self) -> int:
         """How many ListAndWatch streams are open."""
         return len(self._streams)

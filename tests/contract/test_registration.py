@@ -9,6 +9,7 @@ import socket
 import tempfile
 import threading
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -202,6 +203,38 @@ def test_devices_that_another_plugin_took_down_come_back(bench: Bench, second: S
     bench.kubelet.wait_registrations(count + 1, timeout=30)
     bench.kubelet.wait_devices(RESOURCE, healthy, timeout=20)
     bench.admit(bench.bind("one", f"{bench.gpu_ids()[0]},T,4096,76:;"))
+
+
+def test_a_take_over_that_nobody_tells_of_shows_in_the_node_s_status(bench: Bench) -> None:
+    bench.kubelet.second = Second.REPLACES_UNTOLD
+    bench.start()
+    # Another plugin comes, and goes; ours has its stream all the while.
+    bench.kubelet.register(
+        pb.RegisterRequest(version="v1beta1", endpoint="other.sock", resource_name=RESOURCE)
+    )
+    bench.kubelet.wait_devices(RESOURCE, lambda devices: set(devices.values()) == {"Unhealthy"})
+
+    def kubelet_says(devices: int, minutes: int) -> None:
+        when = datetime.now(UTC) + timedelta(minutes=minutes)
+        ready = {"type": "Ready", "lastHeartbeatTime": when.isoformat(timespec="seconds")}
+        counted = {"allocatable": {RESOURCE: str(devices)}, "conditions": [ready]}
+        bench.api.store.patch("nodes", ("", NODE), {"status": counted})
+
+    # What it said before it can have heard of ours means nothing, nor does our own number.
+    for devices, minutes in ((0, -5), (20, 5)):
+        kubelet_says(devices, minutes)
+        time.sleep(1.5)
+        assert len(bench.kubelet.registrations) == 2
+    kubelet_says(0, 5)
+    bench.kubelet.wait_registrations(3)
+    bench.kubelet.wait_devices(RESOURCE, healthy)
+    eventually(lambda: any("counts 0 and not the 20" in one for one in told(bench)))
+    bench.admit(bench.bind("one", f"{bench.gpu_ids()[0]},T,4096,76:;"))
+
+
+def told(bench: Bench) -> list[str]:
+    """The messages of the events."""
+    return [item["message"] for item in bench.api.store.list("events", "")["items"]]
 
 
 def test_a_refused_registration_is_tried_again_calmly(bench: Bench) -> None:

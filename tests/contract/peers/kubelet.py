@@ -54,10 +54,12 @@ _PRE_START_SECONDS = 30.0
 
 
 class Second(StrEnum):
-    """What becomes of a second registration of a resource: all three are in the field."""
+    """What becomes of a second registration of a resource: all of these are in the field."""
 
     REPLACES = "replaces"
-    """1.20 and later: the first endpoint is stopped."""
+    """The first endpoint is stopped."""
+    REPLACES_UNTOLD = "replaces-untold"
+    """1.20, seen: calls go to the second, but the first's stream stays open, and is heard too."""
     REPLACES_AND_DROPS = "replaces-and-drops"
     """kubernetes#121994: the first one's disconnect takes the new one's devices down."""
     REFUSED = "refused"
@@ -222,7 +224,7 @@ class Kubelet:
             name=f"list-{request.endpoint}",
             daemon=True,
         ).start()
-        if old is not None:
+        if old is not None and self.second is not Second.REPLACES_UNTOLD:
             if old.stream is not None:
                 old.stream.cancel()
             old.channel.close()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from deviceplugin.pod import Claim, parse_node, parse_pod
+from deviceplugin.pod import Claim, Count, count_of, parse_node, parse_pod
 from enforcer.model import ContainerKind
 
 RESOURCE = "amd.com/gpu"
@@ -49,6 +49,34 @@ def test_claims_come_in_the_order_of_kubelets_admission() -> None:
     )
     assert parsed.title == "default/pod"
     assert parsed.annotations == {"hami.io/bind-phase": "allocating"}
+
+
+def test_when_kubelet_wrote_the_status_is_its_ready_condition_s_heartbeat() -> None:
+    def reported(*conditions: dict[str, object]) -> float:
+        status = {"conditions": list(conditions)}
+        metadata = {"name": "node", "resourceVersion": "1"}
+        return parse_node({"metadata": metadata, "status": status}).reported
+
+    other = {"type": "DiskPressure", "lastHeartbeatTime": "2026-01-01T00:00:09Z"}
+    ready = {"type": "Ready", "lastHeartbeatTime": "1970-01-01T00:01:00Z"}
+    assert reported(other, ready) == 60
+    assert reported() == reported(other) == reported({"type": "Ready"}) == 0
+    for text in (None, "", "yesterday", 5):
+        assert reported({"type": "Ready", "lastHeartbeatTime": text}) == 0
+
+
+def test_a_count_is_what_kubelet_says_it_can_give() -> None:
+    status = {
+        "capacity": {RESOURCE: "20", "amd.com/part": "4"},
+        "allocatable": {RESOURCE: "10", "amd.com/odd": "1k"},
+        "conditions": [{"type": "Ready", "lastHeartbeatTime": "1970-01-01T00:01:00Z"}],
+    }
+    metadata = {"name": "node", "resourceVersion": "1"}
+    node = parse_node({"metadata": metadata, "status": status})
+    assert count_of(node, RESOURCE) == Count(10, 60)
+    for unknown in ("amd.com/part", "amd.com/odd", "amd.com/none"):
+        assert count_of(node, unknown) is None
+    assert count_of(None, RESOURCE) is None
 
 
 def test_what_is_no_count_is_no_claim() -> None:
