@@ -21,8 +21,12 @@ import bpf
 from bpf.decode import Policy
 from bpf.libbpf import BpfError
 from enforcer import layers, slices
+from enforcer.devices import DEVICE
+from enforcer.host.apart import Apart
 from enforcer.host.lock import HeldError, hold, wait_to_hold
+from enforcer.host.nodes import test_device
 from enforcer.host.roots import Roots
+from enforcer.images import IMAGE, look_into
 from enforcer.loop import Enforcer
 from enforcer.model import Layer
 
@@ -77,16 +81,25 @@ def _lock(options: argparse.Namespace, stop: threading.Event) -> IO[bytes] | Non
 
 
 def _run(options: argparse.Namespace, stop: threading.Event) -> int:
+    apart = None if options.once else _apart()
     kernel = layers.KernelLayers(options.bpf_objects, options.bpffs, options.sys)
     if Layer.GATE in options.layers:
         kernel.load_gate()
-        kernel.set_policy(Policy(kill_switchers=options.on_switch == "kill"))
+        kernel.set_policy(
+            Policy(
+                kill_switchers=options.on_switch == "kill",
+                refuse_imports=options.refuse_imports,
+                refuse_passed=options.refuse_passed,
+            )
+        )
     else:
         kernel.switch_off()
     roots = Roots(
         sys=options.sys,
         proc=options.proc,
         run=options.run,
+        dev=options.dev,
+        docker=options.docker,
         cgroup=options.cgroup_root,
         share=options.share,
     )
@@ -96,6 +109,7 @@ def _run(options: argparse.Namespace, stop: threading.Event) -> int:
         kernel,
         use_dmem=Layer.DMEM in options.layers,
         kill=options.on_switch == "kill",
+        apart=apart,
     )
     first = enforcer.try_pass()
     if first is not None:
@@ -105,6 +119,15 @@ def _run(options: argparse.Namespace, stop: threading.Event) -> int:
         return int(first is None) if options.once else _serve(options, enforcer, stop)
     finally:
         kernel.close()
+
+
+def _apart() -> Apart | None:
+    """Without it devices are not tested nor images looked into; all else is as it should be."""
+    try:
+        return Apart({DEVICE: test_device, IMAGE: look_into})
+    except OSError as error:
+        _log.warning("devices and images cannot be looked into: %s", error)
+        return None
 
 
 def _serve(options: argparse.Namespace, enforcer: Enforcer, stop: threading.Event) -> int:
@@ -121,7 +144,21 @@ def _serve(options: argparse.Namespace, enforcer: Enforcer, stop: threading.Even
         _log.error("%s", error)
         return 1
     stop_metrics = _serve_metrics(options, enforcer)
-    threading.Thread(target=_follow_devices, args=(enforcer,), name="uevents", daemon=True).start()
+    from enforcer import follow  # noqa: PLC0415 - as above
+
+    followers = (
+        (follow.follow_uevents, "uevents"),
+        (follow.follow_tree, "cgroups"),
+        (follow.follow_gate, "gate"),
+    )
+    for target, name in followers:
+        threading.Thread(target=target, args=(enforcer,), name=name, daemon=True).start()
+    follow.KfdFollower(
+        enforcer,
+        options.dev / "kfd",
+        on=options.kfd_events != "off",
+        always=options.kfd_events == "on",
+    ).start()
     _log.info("serving %s", options.socket)
     enforcer.run(options.interval)
     server.stop()
@@ -148,17 +185,6 @@ def _serve_metrics(options: argparse.Namespace, enforcer: Enforcer) -> Callable[
     except (OSError, ValueError) as error:
         _log.error("metrics at %s: %s; going on without", options.metrics_address, error)
         return lambda: None
-
-
-def _follow_devices(enforcer: Enforcer) -> None:
-    from enforcer.host import uevents  # noqa: PLC0415 - as above
-
-    try:
-        for event in uevents.listen(enforcer.devices_changed):
-            _log.info("%s %s %s", event.action, event.subsystem, event.bdf or event.path)
-            enforcer.devices_changed()
-    except OSError as error:
-        _log.warning("no uevents, devices are looked at now and then only: %s", error)
 
 
 def _unload(bpffs: Path) -> int:
@@ -188,6 +214,8 @@ def _parser() -> argparse.ArgumentParser:
     folder("--sys", roots.sys, "the host's /sys")
     folder("--proc", roots.proc, "the host's /proc")
     folder("--run", roots.run, "the host's /run")
+    folder("--docker", roots.docker, "where Docker keeps its containers' records")
+    folder("--dev", roots.dev, "the host's /dev")
     folder("--share", roots.share, "the host's /usr/share, for pci.ids")
     folder("--cgroup-root", roots.cgroup, "the cgroup2 mount")
     add = parser.add_argument
@@ -212,6 +240,23 @@ def _parser() -> argparse.ArgumentParser:
         help="what becomes of a process that switches the arguments of a call to get more VRAM "
         "than it asked for, and of its container if that is above its limit a second later",
     )
+    add(
+        "--refuse-imports",
+        action="store_true",
+        help="refuse a container to import a buffer (dma-buf) of another one, also of its own pod",
+    )
+    add(
+        "--refuse-passed",
+        action="store_true",
+        help="keep back buffers and opened GPU files that containers hand to each other",
+    )
+    add(
+        "--kfd-events",
+        choices=("auto", "on", "off"),
+        default="auto",
+        help="listen to KFD for resets and faults; while anyone does, the driver refuses to change "
+        "compute partitions, so auto is only where no GPU can be partitioned",
+    )
     add("--metrics-address", default=":9394", help='where to serve metrics, "" is nowhere')
     add(
         "--page", choices=("on", "off"), default="on", help="the node page at / of the same address"
@@ -223,7 +268,12 @@ def _parser() -> argparse.ArgumentParser:
         "as the password of any user",
         metavar="PATH",
     )
-    add("--interval", type=_seconds, default=1.0, help="seconds between passes")
+    add(
+        "--interval",
+        type=_seconds,
+        default=2.0,
+        help="seconds between passes; new pods, containers and devices are seen at once",
+    )
     add("--node-name", default=os.environ.get("NODE_NAME", ""), help="this node, for labels")
     add("--once", action="store_true", help="one pass, then leave")
     add("--unload", action="store_true", help="remove the gate and the ledger, then leave")

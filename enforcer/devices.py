@@ -7,19 +7,24 @@ import logging
 from typing import TYPE_CHECKING
 
 from enforcer.apply import probe_dmem
-from enforcer.host import cgroups, dmem, drm
+from enforcer.host import cgroups, dmem, driver, drm
 from enforcer.host.files import FileError
 from enforcer.inventory import read_inventory
-from enforcer.model import GpuLoad, Layer, LayerState, Why, pci_key
+from enforcer.model import DeviceTest, GpuLoad, Layer, LayerState, Why, pci_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
+    from enforcer.host.apart import Apart
     from enforcer.host.roots import Roots
     from enforcer.layers import KernelLayers
     from enforcer.model import Gpu
 
 _log = logging.getLogger(__name__)
+
+DEVICE = "device"
+"""The kind of question that ``enforcer.host.nodes.test_device`` answers."""
 
 _INVENTORY_SECONDS = 30.0
 _SENSOR_SECONDS = 5.0
@@ -28,8 +33,12 @@ _SENSOR_SECONDS = 5.0
 class Devices:
     """What the node's GPUs are, which of them dmem can limit, and how busy they are."""
 
-    def __init__(self, roots: Roots, kernel: KernelLayers, *, use_dmem: bool) -> None:
+    def __init__(
+        self, roots: Roots, kernel: KernelLayers, *, use_dmem: bool, apart: Apart | None = None
+    ) -> None:
+        """``apart`` is for ``test``."""
         self._roots = roots
+        self._apart = apart
         self._kernel = kernel
         self._use_dmem = use_dmem
         self._dmem: dict[str, Why | None] = {}
@@ -37,6 +46,8 @@ class Devices:
         self._sensors_due = 0.0
         self._problems: list[str] = []
         self.gpus: tuple[Gpu, ...] = ()
+        self.instances: Mapping[str, int] = {}
+        """By BDF a number that changes when the driver binds the GPU anew."""
         self.loads: tuple[GpuLoad, ...] = ()
         self.regions: Mapping[str, str] = {}
         """dmem region by BDF, of the GPUs whose region was seen to take a limit."""
@@ -62,6 +73,19 @@ class Devices:
         """Look again on the next ``look``, whatever the time. From any thread."""
         self._inventory_due = 0.0
 
+    def test(self, bdfs: Sequence[str], wait: float, *, nodes: bool = True) -> list[DeviceTest]:
+        """Open ``/dev/kfd``, and with ``nodes`` the render nodes of these GPUs, or of all.
+
+        From any thread.
+        """
+        minors = [gpu.render for gpu in self.gpus if nodes and (not bdfs or gpu.bdf in bdfs)]
+        dev = self._roots.dev
+        paths = [str(dev / "kfd"), *(str(dev / f"dri/renderD{minor}") for minor in minors)]
+        if self._apart is None:
+            return [DeviceTest(path, "cannot be tested: no process for it") for path in paths]
+        answers = self._apart.ask(DEVICE, paths, wait)
+        return [DeviceTest(path, one.text) for path, one in zip(paths, answers, strict=True)]
+
     def look(self, now: float) -> None:
         """Bring everything up to date that is due at ``now`` (monotonic seconds)."""
         if now >= self._inventory_due:
@@ -80,8 +104,13 @@ class Devices:
         if tuple(gpus) != self.gpus:
             _log.info("%d GPUs: %s", len(gpus), ", ".join(gpu.bdf for gpu in gpus) or "none")
         self.gpus = tuple(gpus)
+        found = {bdf: drm.instance(_device(self._roots, bdf)) for bdf in {one.bdf for one in gpus}}
+        self.instances = {bdf: number for bdf, number in found.items() if number is not None}
         self._kernel.set_gpus(*_gpu_keys(gpus))
-        self._kernel.attach()
+        if driver.idle(self._roots.sys):
+            self._kernel.let_go()
+        else:
+            self._kernel.attach()
 
     def _probe_dmem(self) -> None:
         """Try every region that is new or took no limit so far."""
@@ -103,6 +132,10 @@ class Devices:
         self.regions = {bdf: region for bdf, region in found.items() if tried[bdf] is None}
 
 
+def _device(roots: Roots, bdf: str) -> Path:
+    return roots.sys / "bus/pci/devices" / bdf
+
+
 def _gpu_keys(gpus: Sequence[Gpu]) -> tuple[dict[int, int], dict[int, int]]:
     by_minor = {gpu.render: pci_key(gpu.bdf) for gpu in gpus}
     by_minor.update((gpu.card, pci_key(gpu.bdf)) for gpu in gpus if gpu.card is not None)
@@ -112,6 +145,6 @@ def _gpu_keys(gpus: Sequence[Gpu]) -> tuple[dict[int, int], dict[int, int]]:
 def _loads(roots: Roots, gpus: Sequence[Gpu]) -> tuple[GpuLoad, ...]:
     found = []
     for bdf in sorted({gpu.bdf for gpu in gpus}):
-        load = drm.load(roots.sys / "bus/pci/devices" / bdf)
+        load = drm.load(_device(roots, bdf))
         found.append(GpuLoad(bdf, load.vram_used, load.busy_percent, load.temperature, load.power))
     return tuple(found)

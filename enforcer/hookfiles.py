@@ -163,11 +163,16 @@ class HookFiles:
         return None if found is None else {gpu: found.used(gpu) for gpu in gpus}
 
     def _write(self, one: Slice, content: SliceFile) -> None:
+        # For every slice in every pass: text, as building paths is most of the work.
+        base = f"{self._base}/{SLICES}/{one.pod_uid}/{one.container}"
+        if (
+            self._written.get(one.key) == content
+            and os.path.exists(f"{base}/{_SLICE}")  # noqa: PTH110
+            and os.path.exists(f"{base}/{_LEDGER}/{ledger.LEDGER_NAME}")  # noqa: PTH110
+        ):
+            return
         directory = hook_directory(self._base, *one.key)
         books = directory / _LEDGER / ledger.LEDGER_NAME
-        path = directory / _SLICE
-        if self._written.get(one.key) == content and path.exists() and books.exists():
-            return
         # Traversable for the runtime of a pod with a user namespace, and not to be listed.
         (self._base / SLICES).mkdir(mode=0o711, parents=True, exist_ok=True)
         (directory / _LEDGER).mkdir(mode=0o755, parents=True, exist_ok=True)

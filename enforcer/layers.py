@@ -36,12 +36,16 @@ class KernelLayers:
         self._pins = bpffs / str(decode.SCHEMA)
         self._sys = sys
         self._gate: loader.Gate | None = None
+        self._ledger: loader.Ledger | None = None
         self.maps: loader.Maps | None = None
         self.gate_off: Why | None = Why.NOT_LOADED
         self.ledger = "none"
         """Source of the accounting: ``bo`` or ``none``."""
         self.problems: dict[str, str] = {}
         """Part -> one line: why it is not there."""
+
+        self.events_fd: int | None = None
+        """Readable when the gate has something to tell; None until ``events`` was asked once."""
 
         self.map_fill: tuple[tuple[str, int, int], ...] = ()
         """(map, entries, entries it can hold) when last counted."""
@@ -87,9 +91,29 @@ class KernelLayers:
             return
         self.problems.pop("ledger", None)
         self.ledger = "bo"
+        self._ledger = ledger
         _log_left_out("ledger", ledger.attached)
         if self.gate_off is Why.NO_LEDGER:
             self.load_gate()
+
+    def let_go(self) -> None:
+        """Let the driver's module be unloaded: it has no GPU any more that a buffer could be on.
+
+        What the ledger is attached to cannot be unloaded. Until it is attached again, the gate
+        refuses its tenants.
+        """
+        if self._ledger is None or self.maps is None:
+            return
+        try:
+            if self.maps.buffers():
+                return
+            self._ledger.detach()
+        except (BpfError, OSError) as error:
+            self.problems["ledger"] = f"ledger cannot be detached: {error}"
+            return
+        self._ledger = None
+        self.ledger = "none"
+        _log.info("no GPU is left: the ledger has let go of the driver")
 
     def read(
         self,
@@ -135,6 +159,7 @@ class KernelLayers:
             return []
         try:
             events = self.maps.events()
+            self.events_fd = self.maps.events_fileno()
         except (BpfError, OSError, ValueError) as error:
             self.problems["events"] = f"the gate's events cannot be read: {error}"
             return []

@@ -16,12 +16,22 @@ from enforcer.accounting import Readings, container_usage
 from enforcer.api.errors import NotFoundError
 from enforcer.apply import apply
 from enforcer.devices import Devices
+from enforcer.health import Health, HealthFile
 from enforcer.hookfiles import HookFiles, held_by_kernel, hooked
 from enforcer.host import cgroups, dmem, runtime
 from enforcer.host.files import FileError
+from enforcer.host.watch import Watch
+from enforcer.images import ImageError, Images
 from enforcer.incidents import Incidents
 from enforcer.limits import gpu_shares, limits, pending_limits
-from enforcer.model import HostSupport, PodCgroup, Snapshot, Why
+from enforcer.model import (
+    HostSupport,
+    Layer,
+    LayerState,
+    PodCgroup,
+    Snapshot,
+    Why,
+)
 from enforcer.overruns import Overruns
 from enforcer.plan import Actual, ancestors, plan, protections
 from enforcer.slices import Checkpoint
@@ -32,13 +42,25 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from enforcer.accounting import LedgerRow
+    from enforcer.host.apart import Apart
     from enforcer.host.roots import Roots
     from enforcer.layers import KernelLayers
-    from enforcer.model import Container, ContainerUsage, Incident, Limit, Protection, Slice
+    from enforcer.model import (
+        Container,
+        ContainerUsage,
+        DeviceTest,
+        ImageLibc,
+        Incident,
+        Limit,
+        Protection,
+        Slice,
+    )
 
 _log = logging.getLogger(__name__)
 
 _POD_CGROUP_POLL = 0.1
+_KFD_SECONDS = 5.0
+_ILL = "health.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +109,24 @@ class Enforcer:
         *,
         use_dmem: bool = True,
         kill: bool = True,
+        apart: Apart | None = None,
     ) -> None:
         """``kill`` False: a container above its limit by switched arguments is only reported."""
         self._roots = roots
         self._checkpoint = Checkpoint(checkpoint)
         self._kernel = kernel
-        self._devices = Devices(roots, kernel, use_dmem=use_dmem)
+        self._devices = Devices(roots, kernel, use_dmem=use_dmem, apart=apart)
         self._hook = HookFiles(roots.run / "ringfence")
         self._sources = Sources(roots, kernel, self._devices, self._hook)
         self._incidents = Incidents()
         self._overruns = Overruns(kill=kill)
+        self.watch = _watch()
+        """Tells when a pod or container comes or goes; None where the kernel does not."""
+        self._images = Images(roots, apart)
+        self.health = Health()
+        """What is told of the GPUs goes here, from any thread."""
+        self._ill = HealthFile(roots.run / "ringfence" / _ILL, self.health)
+        self._ill.read()
         self._records: dict[str, runtime.ContainerRecord] = {}
         self._reported: frozenset[str] = frozenset()
         self._changed = threading.Condition()
@@ -110,6 +140,15 @@ class Enforcer:
         self._devices.changed()
         self._wake.set()
 
+    @property
+    def events_fd(self) -> int | None:
+        """Readable when the gate has something to tell; None while it is not known."""
+        return self._kernel.events_fd
+
+    def wake(self) -> None:
+        """Let the next pass begin now. From any thread."""
+        self._wake.set()
+
     def stop(self) -> None:
         """End ``run`` after the pass under way; every limit stays in force. From any thread."""
         self._stopping = True
@@ -120,7 +159,7 @@ class Enforcer:
         while not self._stopping:
             self._wake.clear()
             self.try_pass()
-            self._wake.wait(interval)
+            self._wake.wait(self._overruns.wait(interval))
 
     def try_pass(self) -> Snapshot | None:
         """One pass; None, and the reason in the log, if something nobody thought of stopped it.
@@ -137,6 +176,51 @@ class Enforcer:
         """The last pass; None before the first."""
         passed = self._passed
         return None if passed is None else passed.snapshot
+
+    def look_for_missed_ends(self) -> None:
+        """See whether resets that take long are over; from one thread, which may have to wait.
+
+        KFD is locked from the beginning of a reset until it has succeeded.
+        """
+        overdue = self.health.overdue(time.time())
+        if not overdue:
+            return
+        kfd_opens = self._devices.test((), _KFD_SECONDS, nodes=False)[0].usable
+        for bdf in overdue if kfd_opens else ():
+            _log.info("GPU %s: KFD is open again, so its reset is over", bdf)
+            self.health.reset_ended(bdf, time.time())
+            self.wake()
+
+    def test_devices(self, bdfs: Sequence[str], wait: float) -> list[DeviceTest]:
+        """Open ``/dev/kfd`` and the render nodes of some GPUs, or of all, as the local API.
+
+        Raises NotFoundError for a GPU that is not there.
+        """
+        if missing := set(bdfs) - {gpu.bdf for gpu in self._devices.gpus}:
+            raise NotFoundError(f"no GPU {', '.join(sorted(missing))} on this node")
+        return self._devices.test(bdfs, wait)
+
+    def image_libc(self, pod_uid: str, container: str, wait: float) -> ImageLibc:
+        """What the C library of a container that is there means for the hook, as the local API.
+
+        Raises NotFoundError for one that is not there, or whose files are not.
+        """
+        passed = self._passed
+        owners = passed.owners.values() if passed is not None else ()
+        found = [
+            owner
+            for owner in owners
+            if not isinstance(owner, PodCgroup)
+            and owner.pod.uid == pod_uid
+            and owner.name == container
+        ]
+        try:
+            if not found:
+                raise NotFoundError(f"no container {container!r} of pod {pod_uid} is there")
+            root = cgroups.cgroup2_root(self._roots.cgroup)
+            return self._images.libc(found[-1], root / found[-1].path, wait)
+        except (ImageError, cgroups.NoCgroup2Error) as error:
+            raise NotFoundError(str(error)) from None
 
     def prepare(self, pod_uid: str, container: str, wait: float) -> list[tuple[Protection, bool]]:
         """Hold the pod-level limit of a container's slice, as the local API's Prepare.
@@ -164,7 +248,10 @@ class Enforcer:
             if held:
                 return held
             if time.monotonic() + _POD_CGROUP_POLL >= deadline:
-                raise NotFoundError(f"no cgroup of pod {pod_uid} after {wait:.1f} s")
+                why = cgroups.shortcoming(self._roots.cgroup)
+                raise NotFoundError(
+                    f"no cgroup of pod {pod_uid} after {wait:.1f} s{f'; {why}' if why else ''}"
+                )
             time.sleep(_POD_CGROUP_POLL)
 
     def run_pass(self) -> Snapshot:
@@ -173,12 +260,14 @@ class Enforcer:
             number = self._asked
         start = time.monotonic()
         self._devices.look(start)
+        self.health.see(self._devices.instances, time.time())
         held, checkpoint_problems = self._checkpoint.read()
         problems = [*self._devices.problems, *checkpoint_problems]
         # Both maps before the tree: an entry without a cgroup then is an entry of a dead cgroup.
         entries, ledger = self._read_maps(problems)
         needed = bool(held or entries or ledger or self._hook.present)
         found = self._find(held, needed, problems)
+        self._follow_tree(found, problems)
         wanted = limits(held, found.tree.pods, found.containers)
         pending = pending_limits(held, found.tree.pods)
         proven = self._enforce(wanted, pending, found, entries, ledger, problems)
@@ -200,7 +289,9 @@ class Enforcer:
             counters=self._kernel.counters(),
             map_fill=self._kernel.map_fill,
             incidents=incidents,
+            health=self.health.rows,
         )
+        self._ill.write()
         self._report(snapshot.problems)
         by_key = {one.key: one for one in held}
         with self._changed:
@@ -253,8 +344,9 @@ class Enforcer:
     def _support(self, found: _Found) -> HostSupport:
         observed = "sysfs" if self._devices.gpus and found.root is not None else "none"
         return HostSupport(
-            gate=self._kernel.gate,
-            dmem=self._devices.dmem,
+            # Both know a container by its cgroup in that tree.
+            gate=self._kernel.gate if found.root else LayerState(Layer.GATE, Why.NO_CGROUP2),
+            dmem=self._devices.dmem if found.root else LayerState(Layer.DMEM, Why.NO_CGROUP2),
             ledger=observed if self._kernel.ledger == "none" else self._kernel.ledger,
             dmem_regions=tuple(sorted(self._devices.regions.items())),
         )
@@ -305,7 +397,9 @@ class Enforcer:
         records = {}
         for one in ids:
             try:
-                record = self._records.get(one) or runtime.container_record(self._roots.run, one)
+                record = self._records.get(one) or runtime.container_record(
+                    self._roots.run, self._roots.docker, one
+                )
             except FileError as error:
                 problems.append(str(error))
                 continue
@@ -383,6 +477,15 @@ class Enforcer:
             live=found.live,
         )
 
+    def _follow_tree(self, found: _Found, problems: list[str]) -> None:
+        """Be woken when a pod or container comes or goes, also before the next pass is due."""
+        if found.root is None or self.watch is None:
+            return
+        try:
+            self.watch.set(found.root / path for path in found.tree.parents)
+        except OSError as error:
+            problems.append(f"{error}; some new containers are seen by the next pass only")
+
     def _report(self, problems: tuple[str, ...]) -> None:
         """Log a problem when it comes and when it goes, not on every pass between."""
         now = frozenset(problems)
@@ -391,3 +494,11 @@ class Enforcer:
         for problem in sorted(self._reported - now):
             _log.info("no longer: %s", problem)
         self._reported = now
+
+
+def _watch() -> Watch | None:
+    try:
+        return Watch()
+    except OSError as error:
+        _log.warning("%s; new containers are seen by the next pass only", error)
+        return None

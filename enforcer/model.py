@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -17,6 +18,7 @@ GIB = 1 << 30
 _BDF = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])")
 
 
+@lru_cache(maxsize=1024)  # asked thousands of times a pass, of a few GPUs
 def pci_key(bdf: str) -> int:
     """Pack a PCI address into the integer that names a GPU in the BPF maps.
 
@@ -291,6 +293,51 @@ class GpuLoad:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuHealth:
+    """Whether one GPU is fit to be used. Times are Unix seconds."""
+
+    bdf: str
+    healthy: bool
+    reason: str = ""
+    """Why it is not."""
+    since: float = 0.0
+    """When it became as it is, or was first seen so."""
+    last_reset: float | None = None
+    """When the last reset ended; what was in VRAM before is lost. None: none was heard of."""
+    vm_faults: int = 0
+    """Faults in address spaces of processes. They are the processes' own, and no ailment."""
+    last_fault: str = ""
+    """Whose was the last one, as ``name[pid]``."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTest:
+    """What came of opening one device file as a container would."""
+
+    path: str
+    error: str = ""
+    """Why it is of no use; "" if it can be used."""
+
+    @property
+    def usable(self) -> bool:
+        return not self.error
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLibc:
+    """What the C library of a container's image means for the hook."""
+
+    libc: str
+    """``glibc``, ``musl`` or ``none``."""
+    version: str
+    """``2.36``; "" where it is not told."""
+    tool_loads: bool
+    """The hook's HSA tools library can be loaded, if the image has ROCr."""
+    auditor_loads: bool
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ContainerUsage:
     """One row of the per-container table."""
 
@@ -357,3 +404,5 @@ class Snapshot:
     """(BPF map, entries used, entries it can hold)."""
     incidents: tuple[Incident, ...] = ()
     """What the gate did to the pods that are there, the newest first."""
+    health: tuple[GpuHealth, ...] = ()
+    """Every GPU that was seen since this enforcer started, by PCI address."""

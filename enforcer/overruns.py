@@ -8,6 +8,7 @@ above its limit still. Nothing else ever makes Ringfence end a container.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 _SECONDS = 1.0
 """For the buffers of the killed process to be given back."""
+
+_AGAIN = 0.2
 
 _SWITCHED = frozenset({"SWITCHED_KILLED", "SWITCHED_SPARED"})
 
@@ -70,6 +73,12 @@ class Overruns:
         for event in events:
             if event.reason.name in _SWITCHED:
                 self._due[event.cgroup, event.gpu] = event.time + _SECONDS
+
+    def wait(self, most: float) -> float:
+        """Seconds until the next judgement is due, or ``most`` if that is sooner."""
+        now = time.monotonic()
+        # One that is due and was not made waits for a ledger, which is no reason to hurry.
+        return min([most, *(max(_AGAIN, due - now) for due in self._due.values())])
 
     def judge(
         self,

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _SECONDS = 5.0
 """Between two looks at a pod, if there is time."""
-_BUDGET = 0.005
+_BUDGET = 0.002
 """Seconds of a pass; at one pass a second it bounds what the looking costs."""
 _NOTHING = LedgerUsage(0)
 

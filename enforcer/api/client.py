@@ -10,9 +10,10 @@ import grpc
 from enforcer.api import convert
 from enforcer.api import enforcer_pb2 as pb
 from enforcer.api.enforcer_pb2_grpc import EnforcerStub
+from enforcer.model import DeviceTest, ImageLibc
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from enforcer.model import HostSupport, Protection, Snapshot
@@ -73,6 +74,24 @@ class Client:
         request = pb.GetSnapshotRequest()
         answer = self._call(lambda: self._stub.GetSnapshot(request, timeout=timeout))
         return self._convert(lambda: convert.snapshot_from_pb(answer))
+
+    def test_devices(self, bdfs: Iterable[str] = (), *, timeout: float) -> list[DeviceTest]:
+        """Whether ``/dev/kfd`` and the render nodes of these GPUs, or of all, can be opened."""
+        request = pb.TestDevicesRequest(bdfs=bdfs)
+        answer = self._call(lambda: self._stub.TestDevices(request, timeout=timeout))
+        return [DeviceTest(one.path, one.error) for one in answer.tests]
+
+    def image_libc(self, pod_uid: str, container: str, timeout: float) -> ImageLibc:
+        """What the C library of a container that is there means for the hook."""
+        request = pb.GetImageLibcRequest(pod_uid=pod_uid, container=container)
+        answer = self._call(lambda: self._stub.GetImageLibc(request, timeout=timeout))
+        return ImageLibc(
+            answer.libc,
+            answer.version,
+            answer.tool_loads,
+            answer.auditor_loads,
+            tuple(answer.notes),
+        )
 
     def close(self) -> None:
         """End the connection; calls under way fail."""

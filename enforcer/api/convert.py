@@ -10,6 +10,7 @@ from enforcer.model import (
     Activity,
     ContainerUsage,
     Gpu,
+    GpuHealth,
     GpuLoad,
     HostSupport,
     Incident,
@@ -257,6 +258,30 @@ def incident_from_pb(message: pb.Incident) -> Incident:
     )
 
 
+def health_to_pb(health: GpuHealth) -> pb.GpuHealth:
+    return pb.GpuHealth(
+        bdf=health.bdf,
+        healthy=health.healthy,
+        reason=health.reason,
+        since=health.since,
+        last_reset=health.last_reset,
+        vm_faults=health.vm_faults,
+        last_fault=health.last_fault,
+    )
+
+
+def health_from_pb(message: pb.GpuHealth) -> GpuHealth:
+    return GpuHealth(
+        bdf=message.bdf,
+        healthy=message.healthy,
+        reason=message.reason,
+        since=message.since,
+        last_reset=_known(message, "last_reset", message.last_reset),
+        vm_faults=message.vm_faults,
+        last_fault=message.last_fault,
+    )
+
+
 def snapshot_to_pb(snapshot: Snapshot) -> pb.Snapshot:
     return pb.Snapshot(
         time=snapshot.time,
@@ -271,6 +296,7 @@ def snapshot_to_pb(snapshot: Snapshot) -> pb.Snapshot:
             pb.MapFill(map=name, used=used, max=top) for name, used, top in snapshot.map_fill
         ],
         incidents=[incident_to_pb(one) for one in snapshot.incidents],
+        health=[health_to_pb(one) for one in snapshot.health],
     )
 
 
@@ -287,6 +313,7 @@ def snapshot_from_pb(message: pb.Snapshot) -> Snapshot:
         counters=tuple(sorted(message.counters.items())),
         map_fill=tuple((fill.map, fill.used, fill.max) for fill in message.map_fill),
         incidents=tuple(map(incident_from_pb, message.incidents)),
+        health=tuple(map(health_from_pb, message.health)),
     )
 
 

@@ -15,9 +15,10 @@ from enforcer.api.enforcer_pb2_grpc import EnforcerServicer, add_EnforcerService
 from enforcer.api.errors import NotFoundError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
-    from enforcer.model import Protection, Snapshot
+    from enforcer.model import DeviceTest, ImageLibc, Protection, Snapshot
 
 _THREADS = 8
 _DEFAULT_WAIT = 10.0
@@ -32,6 +33,12 @@ class Node(Protocol):
 
     def snapshot(self) -> Snapshot | None:
         """The last pass; None before the first one."""
+
+    def test_devices(self, bdfs: Sequence[str], wait: float) -> list[DeviceTest]:
+        """As the API's TestDevices, in ``wait`` seconds. Raises NotFoundError."""
+
+    def image_libc(self, pod_uid: str, container: str, wait: float) -> ImageLibc:
+        """As the API's GetImageLibc, in ``wait`` seconds. Raises NotFoundError."""
 
 
 class Server:
@@ -76,10 +83,8 @@ class _Servicer(EnforcerServicer):
     ) -> pb.PrepareResponse:
         if not request.pod_uid or not request.container:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "expected pod_uid and container")
-        left = context.time_remaining()
-        wait = _DEFAULT_WAIT if left is None else max(0.0, left - _MARGIN)
         try:
-            held = self._node.prepare(request.pod_uid, request.container, min(wait, _DEFAULT_WAIT))
+            held = self._node.prepare(request.pod_uid, request.container, _wait(context))
         except NotFoundError as error:
             context.abort(grpc.StatusCode.NOT_FOUND, str(error))
         except TimeoutError as error:
@@ -98,8 +103,40 @@ class _Servicer(EnforcerServicer):
     ) -> pb.Snapshot:
         return convert.snapshot_to_pb(self._snapshot(context))
 
+    def TestDevices(  # noqa: N802 - the service's name
+        self, request: pb.TestDevicesRequest, context: grpc.ServicerContext
+    ) -> pb.TestDevicesResponse:
+        try:
+            tests = self._node.test_devices(tuple(request.bdfs), _wait(context))
+        except NotFoundError as error:
+            context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+        return pb.TestDevicesResponse(
+            tests=[pb.DeviceTest(path=one.path, error=one.error) for one in tests]
+        )
+
+    def GetImageLibc(  # noqa: N802 - the service's name
+        self, request: pb.GetImageLibcRequest, context: grpc.ServicerContext
+    ) -> pb.ImageLibc:
+        try:
+            found = self._node.image_libc(request.pod_uid, request.container, _wait(context))
+        except NotFoundError as error:
+            context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+        return pb.ImageLibc(
+            libc=found.libc,
+            version=found.version,
+            tool_loads=found.tool_loads,
+            auditor_loads=found.auditor_loads,
+            notes=found.notes,
+        )
+
     def _snapshot(self, context: grpc.ServicerContext) -> Snapshot:
         snapshot = self._node.snapshot()
         if snapshot is None:
             context.abort(grpc.StatusCode.UNAVAILABLE, "the first pass is not done yet")
         return snapshot
+
+
+def _wait(context: grpc.ServicerContext) -> float:
+    """Seconds that may be spent on the call."""
+    left = context.time_remaining()
+    return _DEFAULT_WAIT if left is None else min(max(0.0, left - _MARGIN), _DEFAULT_WAIT)

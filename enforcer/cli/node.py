@@ -170,7 +170,7 @@ def _maps(pins: Path, problems: list[str]) -> _Maps:
 
 def _record(roots: Roots, container_id: str, problems: list[str]) -> runtime.ContainerRecord | None:
     try:
-        return runtime.container_record(roots.run, container_id)
+        return runtime.container_record(roots.run, roots.docker, container_id)
     except FileError as error:
         problems.append(str(error))
         return None

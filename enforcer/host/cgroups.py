@@ -79,6 +79,8 @@ class Tree:
     containers: tuple[Container, ...]
     problems: tuple[str, ...] = ()
     """Directories that could not be read: without them nothing may be concluded from absence."""
+    parents: frozenset[str] = frozenset()
+    """The cgroups in which pods and containers come and go: the pods', and those above them."""
 
 
 def cgroup2_root(mount: Path) -> Path:
@@ -92,6 +94,20 @@ def cgroup2_root(mount: Path) -> Path:
     raise NoCgroup2Error(
         f"{mount}: expected a cgroup2 mount (cgroup.controllers), found none; containers cannot be "
         "told apart by the kernel layers: boot with systemd.unified_cgroup_hierarchy=1"
+    )
+
+
+def shortcoming(mount: Path) -> str:
+    """Why a pod that is there may not be in the cgroup2 tree; "" on a host that has but this."""
+    try:
+        root = cgroup2_root(mount)
+    except NoCgroup2Error as error:
+        return str(error)
+    if root == mount:
+        return ""
+    return (
+        f"{mount} is hybrid: a pod that its runtime made in the cgroup1 hierarchies alone is not "
+        f"in {root}; boot with systemd.unified_cgroup_hierarchy=1"
     )
 
 
@@ -112,8 +128,13 @@ def walk(root: Path) -> Tree:
             pod = PodCgroup(match["uid"].replace("_", "-"), path, inode)
             pods.append(pod)
             containers.extend(_containers(root, pod, problems))
+    parents = {pod.path for pod in pods}
+    parents.update(pod.path.rpartition("/")[0] for pod in pods)
     return Tree(
-        tuple(sorted(pods, key=_path)), tuple(sorted(containers, key=_path)), tuple(problems)
+        tuple(sorted(pods, key=_path)),
+        tuple(sorted(containers, key=_path)),
+        tuple(problems),
+        frozenset(parents),
     )
 
 

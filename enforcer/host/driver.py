@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from typing import TYPE_CHECKING
 
 from enforcer.host.files import FileError, read_line
@@ -11,6 +13,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _DRM_MAJOR = 226
+_DRIVER = "bus/pci/drivers/amdgpu"
+_BDF = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+
+
+def idle(sys: Path) -> bool:
+    """True if the driver is there and has no device: the administrator may want to reload it."""
+    try:
+        return not any(_BDF.fullmatch(name) for name in os.listdir(sys / _DRIVER))  # noqa: PTH208
+    except OSError:
+        return False
 
 
 def builtin_majors(sys: Path) -> frozenset[int]:

@@ -96,6 +96,17 @@ def devices(sys: Path) -> tuple[list[DrmDevice], list[str]]:
     return found, problems
 
 
+def instance(device: Path) -> int | None:
+    """A number that is another one each time a driver has bound the device; None while none has.
+
+    It is the inode of the directory of DRM nodes, which the kernel counts up.
+    """
+    try:
+        return (device / "drm").stat().st_ino
+    except OSError:
+        return None
+
+
 def load(device: Path) -> DrmLoad:
     """What the device behind a ``device`` directory reports now; a failing sensor is absent.
 
@@ -108,11 +119,16 @@ def load(device: Path) -> DrmLoad:
         if power is None:
             power = _sensor(hwmon, "power1_average", "power1_input")
     return DrmLoad(
-        _sensor(device, "mem_info_vram_used"),
+        vram_used(device),
         _sensor(device, "gpu_busy_percent"),
         None if temperature is None else temperature / 1000,
         None if power is None else power / 1_000_000,
     )
+
+
+def vram_used(device: Path) -> int | None:
+    """Bytes in use in the device's VRAM, the kernel's own among them."""
+    return _sensor(device, "mem_info_vram_used")
 
 
 def parse_fdinfo(text: str, where: str) -> DrmClient | None:

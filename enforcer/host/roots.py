@@ -17,3 +17,4 @@ class Roots:
     dev: Path = Path("/dev")
     cgroup: Path = Path("/sys/fs/cgroup")
     share: Path = Path("/usr/share")
+    docker: Path = Path("/var/lib/docker/containers")

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a container is called, from the OCI bundle its runtime wrote.
+"""What a container is called, from what its runtime wrote.
 
-containerd (also k3s') and CRI-O write the container's name and kind as annotations into the
-bundle's ``config.json`` before the container's cgroup exists. Docker's bundles do not carry it.
+containerd (also k3s') and CRI-O write the container's name and kind as annotations into the OCI
+bundle's ``config.json`` before the container's cgroup exists. Docker's bundles do not carry it;
+cri-dockerd gives it as labels, which Docker keeps in a file of its own, also from before the start.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,7 +25,13 @@ _BUNDLES = (
     "containers/storage/overlay-containers/{id}/userdata/config.json",
 )
 _NAMES = ("io.kubernetes.cri.container-name", "io.kubernetes.container.name")
-_KINDS = ("io.kubernetes.cri.container-type", "io.kubernetes.cri-o.ContainerType")
+_IMAGES = ("io.kubernetes.cri-o.ImageRef", "io.kubernetes.cri.image-name")
+_DIGEST = re.compile(r"[0-9a-f]{64}$")
+_KINDS = (
+    "io.kubernetes.cri.container-type",
+    "io.kubernetes.cri-o.ContainerType",
+    "io.kubernetes.docker.type",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,30 +42,66 @@ class ContainerRecord:
     sandbox: bool
 
 
-def container_record(run: Path, container_id: str) -> ContainerRecord | None:
-    """The runtime's record of a container below ``run`` (the host's ``/run``).
+@dataclass(frozen=True, slots=True)
+class ImageRecord:
+    """Where a container's files come from; None is not told."""
 
-    None where no known runtime has one. Raises FileError for a bundle that is no OCI bundle, which
-    a half-written file is too: ask again on the next pass.
+    digest: str | None = None
+    rootfs: Path | None = None
+    """Where the runtime mounts them on the node; it may not be in sight from here."""
+
+
+def image(run: Path, container_id: str) -> ImageRecord:
+    """What a container's OCI bundle tells of its image; nothing where there is no bundle."""
+    for template in _BUNDLES:
+        path = run / template.format(id=container_id)
+        try:
+            config = json.loads(read_text(path))
+            root, annotations = config.get("root") or {}, config.get("annotations") or {}
+            where = root.get("path")
+            names = [annotations.get(key) for key in _IMAGES]
+        except FileError:
+            continue
+        except (ValueError, RecursionError, AttributeError):
+            return ImageRecord()
+        digests = [found[0] for name in names if (found := _DIGEST.findall(str(name or "")))]
+        rootfs = path.parent / where if isinstance(where, str) and where else None
+        return ImageRecord(digests[0] if digests else None, rootfs)
+    return ImageRecord()
+
+
+def container_record(run: Path, docker: Path, container_id: str) -> ContainerRecord | None:
+    """The runtime's record of a container, below the host's ``/run`` or Docker's ``containers``.
+
+    None where no known runtime has one. Raises FileError for a file of another form, which a
+    half-written one is too: ask again on the next pass.
     """
     for template in _BUNDLES:
         path = run / template.format(id=container_id)
         try:
-            return _record(json.loads(read_text(path)))
+            config = json.loads(read_text(path))
+            return _record(config.get("annotations") if isinstance(config, dict) else None)
         except FileVanished:
             continue
         except (ValueError, RecursionError) as error:
             raise FileError(f"{path}: expected an OCI bundle, found: {error}") from None
-    return None
+    path = docker / container_id / "config.v2.json"
+    try:
+        config = json.loads(read_text(path))
+        settings = config.get("Config") if isinstance(config, dict) else None
+        return _record(settings.get("Labels") if isinstance(settings, dict) else None)
+    except FileVanished:
+        return None
+    except (ValueError, RecursionError) as error:
+        raise FileError(f"{path}: expected Docker's own record, found: {error}") from None
 
 
-def _record(config: object) -> ContainerRecord | None:
-    annotations = config.get("annotations") if isinstance(config, dict) else None
+def _record(annotations: object) -> ContainerRecord | None:
     if annotations is None:
         return None
     if not isinstance(annotations, dict):
         raise ValueError("annotations is not an object")
-    sandbox = any(annotations.get(key) == "sandbox" for key in _KINDS)
+    sandbox = any(annotations.get(key) in ("sandbox", "podsandbox") for key in _KINDS)
     names = [name for key in _NAMES if isinstance(name := annotations.get(key), str) and name]
     if sandbox:
         return ContainerRecord(None, sandbox=True)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 _KERNEL_GROUP = 1  # the kernel's own messages, not udev's repetition of them
+_BDF = re.compile(r"(?<=/)[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7](?=/|$)")
 _ACTIONS = frozenset({"add", "remove", "change", "bind", "unbind"})
 
 
@@ -25,6 +27,8 @@ class Uevent:
     bdf: str | None = None
     wedged: str | None = None
     """How the driver says the device can be recovered (``WEDGED=``, kernel 6.15)."""
+    task: str = ""
+    """Who is to blame for that, as ``name[pid]`` (kernel 6.18)."""
 
 
 def uevent(message: Mapping[str, object]) -> Uevent | None:
@@ -40,13 +44,16 @@ def uevent(message: Mapping[str, object]) -> Uevent | None:
     )
     if not of_gpu:
         return None
-    bdf, wedged = message.get("PCI_SLOT_NAME"), message.get("WEDGED")
+    # A DRM device is told by its path alone; its PCI function is the last one in it.
+    bdfs = _BDF.findall(path)
+    wedged, task, pid = (message.get(key) for key in ("WEDGED", "TASK", "PID"))
     return Uevent(
         str(action),
         str(subsystem),
         path,
-        bdf.lower() if isinstance(bdf, str) else None,
+        bdfs[-1].lower() if bdfs else None,
         wedged if isinstance(wedged, str) else None,
+        f"{task}[{pid}]" if isinstance(task, str) and isinstance(pid, str) else "",
     )
 
 

@@ -18,9 +18,9 @@ from tests.contract.peers import hami
 from tests.contract.peers.kubelet import StartError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from enforcer.model import Snapshot
+    from enforcer.model import DeviceTest, ImageLibc, Snapshot
     from tests.contract.conftest import Bench
 
 BDF = "0000:05:00.0"
@@ -44,6 +44,12 @@ class Enforcer:
 
     def snapshot(self) -> Snapshot | None:
         return None
+
+    def test_devices(self, bdfs: Sequence[str], wait: float) -> list[DeviceTest]:
+        return []
+
+    def image_libc(self, pod_uid: str, container: str, wait: float) -> ImageLibc:
+        raise TimeoutError
 
 
 @contextmanager

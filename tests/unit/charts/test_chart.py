@@ -194,6 +194,7 @@ def test_the_enforcer_writes_only_cgroups_pins_and_its_socket() -> None:
     assert writable == {"/sys/fs/cgroup", "/sys/fs/bpf", "/run/ringfence"}
     assert set(seen) - writable == {
         "/sys",
+        "/host/dev",
         "/var/lib/ringfence",
         "/run/containerd/io.containerd.runtime.v2.task",
         "/run/containers/storage/overlay-containers",
@@ -222,6 +223,8 @@ def test_a_runtimes_directory_is_taken_from_where_the_distribution_has_it() -> N
     records = "/run/containerd/io.containerd.runtime.v2.task"
     assert k3s[records]["host"] == "/run/k3s/containerd/io.containerd.runtime.v2.task"
     assert not any("containers/storage" in path for path in k3s)
+    docker = mounts("enforcer", VARIANTS["docker"])["/var/lib/docker/containers"]
+    assert (docker["host"], docker["readOnly"]) == ("/srv/docker/containers", True)
     crio = mounts("enforcer", VARIANTS["cri-o"])
     assert records not in crio
     assert "/run/containers/storage/overlay-containers" in crio
@@ -291,12 +294,20 @@ def test_the_console_script_has_a_command_for_each_container(
     assert f"ringfence {name}" in capsys.readouterr().out
 
 
+def test_the_administrators_policy_reaches_the_enforcer() -> None:
+    values = {"enforcer": {"onSwitch": "report", "refuseImports": True, "refusePassed": True}}
+    options = vars(parser_of("enforcer").parse_args(container("enforcer", values)["args"]))
+    assert options["on_switch"] == "report"
+    assert options["refuse_imports"]
+    assert options["refuse_passed"]
+
+
 def test_the_defaults_of_the_chart_are_the_defaults_of_the_programs() -> None:
     """So that what is run by hand on a node meets what the chart runs there."""
     for name in ("device-plugin", "enforcer"):
-        assert vars(parser_of(name).parse_args(container(name)["args"])) == vars(
-            parser_of(name).parse_args([])
-        )
+        # The container has a /dev of its own beside the host's.
+        given = [one for one in container(name)["args"] if one != "--dev=/host/dev"]
+        assert vars(parser_of(name).parse_args(given)) == vars(parser_of(name).parse_args([]))
 
 
 def test_failing_open_has_to_be_asked_for() -> None:

@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 
 from enforcer.api.errors import NotFoundError
+from enforcer.devices import DEVICE
+from enforcer.host.apart import Answer
 from enforcer.host.roots import Roots
+from enforcer.host.smi import SmiEvent, SmiKind
 from enforcer.layers import KernelLayers
 from enforcer.loop import Enforcer
-from enforcer.model import ContainerKind, Share, Slice, Why
+from enforcer.model import ContainerKind, DeviceTest, Share, Slice, Why
 from enforcer.slices import hook_directory, write_checkpoint
 from tests.testbed.trees import (
     ContainerSpec,
@@ -171,6 +174,33 @@ def test_a_cgroup1_host_is_told_and_does_not_stop_the_rest(
     assert len(snapshot.gpus) == 1
     assert any("expected a cgroup2 mount" in problem for problem in snapshot.problems)
     assert snapshot.containers == ()
+    assert snapshot.support.gate.reason == snapshot.support.dmem.reason == Why.NO_CGROUP2
+
+
+@pytest.mark.parametrize("hybrid", [True, False])
+def test_a_pod_that_cgroup1_hides_is_refused_with_the_reason(
+    running: Enforcer, roots: Roots, checkpoint: Path, hybrid: bool
+) -> None:
+    write_checkpoint(checkpoint, [make("train")])
+    (roots.cgroup / "cgroup.controllers").unlink()
+    if hybrid:
+        write_cgroup(roots.cgroup, "unified")
+    why = "is hybrid" if hybrid else "expected a cgroup2 mount"
+    with pytest.raises(NotFoundError, match=f"no cgroup of pod {UID} after .*{why}"):
+        running.prepare(UID, "train", 0.5)
+
+
+def test_pods_of_a_hybrid_host_are_found_in_its_cgroup2_tree(
+    enforcer: Enforcer, roots: Roots, checkpoint: Path
+) -> None:
+    write_checkpoint(checkpoint, [make("train")])
+    (roots.cgroup / "cgroup.controllers").unlink()
+    write_cgroup(roots.cgroup, "unified", controllers="", enabled="")
+    write_pod(roots.cgroup / "unified", POD, (TRAIN,), "{}")
+    write_bundle(roots.run, TRAIN)
+    snapshot = enforcer.run_pass()
+    assert [row.container for row in snapshot.containers] == ["", "train"]
+    assert snapshot.support.gate.reason == Why.NOT_LOADED
 
 
 def test_the_hook_has_its_slice_before_the_container_is_there(
@@ -307,6 +337,56 @@ def test_prepare_gives_up_when_the_pods_cgroup_does_not_come(
     write_checkpoint(checkpoint, [make("train")])
     with pytest.raises(NotFoundError, match=f"no cgroup of pod {UID} after 0.3 s"):
         running.prepare(UID, "train", 0.3)
+
+
+class Here:
+    """Answers for the processes apart."""
+
+    def ask(self, kind: str, about: list[str], _: float) -> list[Answer]:
+        assert kind == DEVICE
+        return [Answer("" if one.endswith("kfd") else "cannot open") for one in about]
+
+
+def test_the_devices_of_a_gpu_are_tested_and_of_an_unknown_one_not(
+    tmp_path: Path, roots: Roots, checkpoint: Path
+) -> None:
+    kernel = KernelLayers(tmp_path / "no objects", tmp_path / "bpf", roots.sys)
+    enforcer = Enforcer(roots, checkpoint, kernel, apart=Here())  # type: ignore[arg-type]
+    enforcer.run_pass()
+    tests = [DeviceTest("/dev/kfd"), DeviceTest("/dev/dri/renderD128", "cannot open")]
+    assert enforcer.test_devices([], 5) == enforcer.test_devices([GPU.bdf], 5) == tests
+    with pytest.raises(NotFoundError, match="no GPU 0000:99:00"):
+        enforcer.test_devices([GPU.bdf, "0000:99:00.0"], 5)
+
+
+def test_a_reset_whose_end_was_missed_is_over_when_kfd_opens(
+    tmp_path: Path, roots: Roots, checkpoint: Path
+) -> None:
+    kernel = KernelLayers(tmp_path / "no objects", tmp_path / "bpf", roots.sys)
+    enforcer = Enforcer(roots, checkpoint, kernel, apart=Here())  # type: ignore[arg-type]
+    enforcer.run_pass()
+    enforcer.health.hear(GPU.bdf, SmiEvent(5, SmiKind.PRE_RESET, "1 MES hang"), time.time() - 60)
+    assert [one.healthy for one in enforcer.run_pass().health] == [False]
+    enforcer.look_for_missed_ends()
+    assert [one.healthy for one in enforcer.run_pass().health] == [True]
+
+
+def test_an_image_is_looked_into_only_if_its_container_is_there(enforcer: Enforcer) -> None:
+    enforcer.run_pass()
+    with pytest.raises(NotFoundError, match=f"no container 'train' of pod {UID}"):
+        enforcer.image_libc(UID, "train", 1)
+
+
+def test_a_container_that_comes_wakes_the_loop(
+    running: Enforcer, roots: Roots, checkpoint: Path
+) -> None:
+    write_pod(roots.cgroup, POD, (), "{}")
+    write_checkpoint(checkpoint, [make("train")])
+    running.prepare(UID, "train", 10)
+    assert running.watch is not None
+    assert not running.watch.wait(0.05)
+    write_pod(roots.cgroup, POD, (TRAIN,), "{}")
+    assert running.watch.wait(10)
 
 
 def test_many_may_prepare_at_once(running: Enforcer, roots: Roots, checkpoint: Path) -> None:

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import time
 from dataclasses import replace
 
 import pytest
@@ -41,6 +42,17 @@ def test_a_container_above_its_limit_a_second_after_a_switch_is_killed_once(
     assert str(told) == ("above its limit after switched arguments (4097 of 4096 used), killed")
     assert told.reason.name == "OVERRUN_KILLED"
     assert overruns.judge(60.0, ABOVE, LIMITS, OWNERS) == ([], [])
+
+
+def test_the_next_look_is_when_a_judgement_is_due() -> None:
+    overruns = Overruns(kill=True)
+    assert overruns.wait(2.0) == 2.0
+    now = time.monotonic()
+    overruns.add([replace(SWITCHED, time=now)])
+    assert 0.0 < overruns.wait(2.0) <= 1.0
+    overruns.add([replace(SWITCHED, gpu=1024, time=now - 30.0)])
+    assert overruns.wait(2.0) == 0.2
+    assert overruns.wait(0.1) == 0.1
 
 
 def test_another_switch_puts_the_look_off() -> None:

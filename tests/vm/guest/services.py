@@ -94,7 +94,15 @@ class Daemon:
 class Enforcer(Daemon):
     """``ringfence enforcer`` with a checkpoint of its own."""
 
-    def __init__(self, state: Path, logs: Path, layers: str = "auto", port: int = 9394) -> None:
+    def __init__(
+        self,
+        state: Path,
+        logs: Path,
+        layers: str = "auto",
+        port: int = 9394,
+        more: Sequence[str] = (),
+    ) -> None:
+        """``more``: further options."""
         self.state = state
         self.layers = layers
         self.metrics_url = f"http://127.0.0.1:{port}/metrics"
@@ -109,6 +117,7 @@ class Enforcer(Daemon):
             layers,
             "--node-name",
             "ringfence-node",
+            *more,
         ]
         super().__init__("enforcer", options, logs)
 

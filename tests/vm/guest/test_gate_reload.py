@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from enforcer.model import Gpu
 
 
-_LOAD = '. /run/testbed/run.conf && insmod "$DRIVER" $DRIVER_OPTIONS'
+LOAD = '. /run/testbed/run.conf && insmod "$DRIVER" $DRIVER_OPTIONS'
 """As the node did when it came up."""
 
 
@@ -30,7 +30,7 @@ def test_a_ledger_holds_its_driver_or_else_tenants_are_refused_until_it_is_back(
             return
         assert unloaded.returncode == 0, unloaded.stderr
         assert not node.maps.ledger_acts()
-        subprocess.run(["sh", "-c", _LOAD], check=True)
+        subprocess.run(["sh", "-c", LOAD], check=True)
         box = node.cgroup("box", MIB)
         caller = node.caller(box)
         before = node.counted("refused_no_ledger")

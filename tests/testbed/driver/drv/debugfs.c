@@ -7,6 +7,7 @@
  *   sim_move_delay_ms      how long a buffer move takes from now on
  *   sim_gpu_busy_percent, sim_mem_busy_percent   what sysfs shows
  *   amdgpu_gpu_recover     reading it "resets" the GPU, as in the real driver
+ *   sim_reset_fails        resets begin and do not end from now on
  *   sim_vm_fault           writing a pasid makes a VM fault of it
  */
 #include <linux/debugfs.h>
@@ -93,6 +94,7 @@ void amdgpu_debugfs_init(struct amdgpu_device *adev)
 	debugfs_create_file("sim_buffers", 0444, dir, adev, &sim_buffers_fops);
 	debugfs_create_file("amdgpu_gpu_recover", 0444, dir, adev, &amdgpu_gpu_recover_fops);
 	debugfs_create_file("sim_vm_fault", 0200, dir, adev, &sim_vm_fault_fops);
+	debugfs_create_bool("sim_reset_fails", 0644, dir, &adev->sim_reset_fails);
 	debugfs_create_u32("sim_move_delay_ms", 0644, dir, &adev->sim_move_delay_ms);
 	debugfs_create_u32("sim_gpu_busy_percent", 0644, dir, &adev->sim_gpu_busy_percent);
 	debugfs_create_u32("sim_mem_busy_percent", 0644, dir, &adev->sim_mem_busy_percent);

@@ -156,17 +156,26 @@ void amdgpu_device_fini_sw(struct amdgpu_device *adev)
 	adev->pdev = NULL;
 }
 
-/* What a user sees of a reset that worked: events, a counter, contents gone. */
+/* What a user sees of a reset: events; if it worked, a counter and contents gone as well. */
 noinline int amdgpu_device_gpu_recover(struct amdgpu_device *adev, struct amdgpu_job *job,
 				       struct amdgpu_reset_context *reset_context)
 {
 	struct kfd_node *node = adev->kfd.dev ? sim_kfd_node_get(adev->kfd.dev->nodes[0]) : NULL;
 
-	if (node)
+	if (node) {
+		WRITE_ONCE(node->sim_resetting, true);
 		kfd_smi_event_update_gpu_reset(node, false, reset_context);
+	}
+	if (READ_ONCE(adev->sim_reset_fails)) {
+		/* As in the real driver, nobody is told. */
+		sim_kfd_node_put(node);
+		return -EIO;
+	}
 	atomic_inc(&adev->vram_lost_counter);
-	if (node)
+	if (node) {
+		WRITE_ONCE(node->sim_resetting, false);
 		kfd_smi_event_update_gpu_reset(node, true, reset_context);
+	}
 	sim_kfd_node_put(node);
 	sim_dev_wedged_event(adev_to_drm(adev));
 	return 0;

@@ -39,6 +39,8 @@ struct kfd_node {
 	struct list_head smi_clients;
 	spinlock_t smi_lock;
 	uint32_t reset_seq_num;
+	/* a reset began and did not end */
+	bool sim_resetting;
 	struct kfd_dev *kfd;
 	struct list_head sim_list;
 	/* The device, and every open SMI file. */

@@ -35,6 +35,11 @@ struct amdkfd_ioctl_desc {
 struct device *kfd_device;
 static int kfd_char_dev_major = -1;
 
+static int sim_node_resetting(struct kfd_node *node, void *data)
+{
+	return READ_ONCE(node->sim_resetting);
+}
+
 static noinline int kfd_open(struct inode *inode, struct file *filep)
 {
 	struct kfd_process *process;
@@ -45,6 +50,9 @@ static noinline int kfd_open(struct inode *inode, struct file *filep)
 		dev_warn(kfd_device, "32-bit process %d: not supported\n", current->pid);
 		return -EPERM;
 	}
+	/* The real KFD is locked as a whole while a GPU is reset. */
+	if (sim_kfd_for_each_node(sim_node_resetting, NULL))
+		return -EAGAIN;
 	process = kfd_create_process(current);
 	if (IS_ERR(process))
 		return PTR_ERR(process);

@@ -9,6 +9,7 @@ from enforcer.model import (
     Activity,
     ContainerUsage,
     Gpu,
+    GpuHealth,
     GpuLoad,
     HostSupport,
     Incident,
@@ -81,6 +82,16 @@ ACTIVITIES = st.builds(
     engines=st.dictionaries(TEXT, FLOAT, max_size=3).map(lambda one: tuple(sorted(one.items()))),
     evicted_bytes=_maybe(U64),
 )
+HEALTHS = st.builds(
+    GpuHealth,
+    bdf=TEXT,
+    healthy=st.booleans(),
+    reason=TEXT,
+    since=FLOAT,
+    last_reset=_maybe(FLOAT),
+    vm_faults=U64,
+    last_fault=TEXT,
+)
 INCIDENTS = st.builds(
     Incident,
     time=FLOAT,
@@ -139,6 +150,7 @@ SNAPSHOTS = st.builds(
     counters=st.dictionaries(TEXT, U64, max_size=3).map(lambda found: tuple(sorted(found.items()))),
     map_fill=st.lists(st.tuples(TEXT, U64, U64), max_size=3).map(tuple),
     incidents=st.lists(INCIDENTS, max_size=3).map(tuple),
+    health=st.lists(HEALTHS, max_size=3).map(tuple),
 )
 
 

@@ -3,7 +3,7 @@
 
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import grpc
@@ -14,11 +14,20 @@ from enforcer.api.client import Client, EnforcerError
 from enforcer.api.enforcer_pb2_grpc import EnforcerStub
 from enforcer.api.errors import NotFoundError
 from enforcer.api.server import Server
-from enforcer.model import HostSupport, Layer, LayerState, Protection, Snapshot
+from enforcer.model import (
+    DeviceTest,
+    HostSupport,
+    ImageLibc,
+    Layer,
+    LayerState,
+    Protection,
+    Snapshot,
+)
 
 SNAPSHOT = Snapshot(
     1.0, HostSupport(LayerState(Layer.GATE), LayerState(Layer.DMEM, "no"), "bo"), (), ()
 )
+MUSL = ImageLibc("musl", "", tool_loads=False, auditor_loads=False, notes=("only a kernel layer",))
 HELD = [(Protection("kubepods/poda", "0000:03:00.0", (LayerState(Layer.GATE),)), False)]
 
 
@@ -36,6 +45,16 @@ class Node:
 
     def snapshot(self) -> Snapshot | None:
         return self.latest
+
+    def test_devices(self, bdfs: Sequence[str], wait: float) -> list[DeviceTest]:
+        if "0000:99:00.0" in bdfs:
+            raise NotFoundError("no GPU 0000:99:00.0 on this node")
+        return [DeviceTest("/dev/kfd"), DeviceTest("/dev/dri/renderD128", f"in {wait:.0f} s")]
+
+    def image_libc(self, pod_uid: str, container: str, wait: float) -> ImageLibc:
+        if container != "train":
+            raise NotFoundError(f"no container {container!r} of pod {pod_uid} is there")
+        return MUSL
 
 
 @pytest.fixture
@@ -69,6 +88,24 @@ def test_support_and_snapshot_are_the_last_passs(node: Node, client: Client) -> 
     assert client.host_support(5) == SNAPSHOT.support
     assert client.snapshot(5) == SNAPSHOT
     assert node.asked == []
+
+
+@pytest.mark.usefixtures("node")
+def test_devices_are_tested_within_the_callers_deadline(client: Client) -> None:
+    kfd, render = client.test_devices(timeout=5)
+    assert (kfd.path, kfd.usable) == ("/dev/kfd", True)
+    assert (render.usable, render.error) == (False, "in 5 s")
+    with pytest.raises(EnforcerError, match="no GPU 0000:99:00") as caught:
+        client.test_devices(["0000:99:00.0"], timeout=5)
+    assert caught.value.not_found
+
+
+@pytest.mark.usefixtures("node")
+def test_an_images_libc_is_told_of_a_container_that_is_there(client: Client) -> None:
+    assert client.image_libc("uid", "train", 5) == MUSL
+    with pytest.raises(EnforcerError, match="no container 'infer' of pod uid") as caught:
+        client.image_libc("uid", "infer", 5)
+    assert caught.value.not_found
 
 
 def test_what_does_not_exist_is_told_apart(node: Node, client: Client) -> None:

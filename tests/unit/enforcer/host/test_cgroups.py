@@ -113,6 +113,14 @@ def test_on_a_hybrid_host_the_tree_is_below(tmp_path: Path) -> None:
     assert cgroups.cgroup2_root(tmp_path) == tmp_path / "unified"
 
 
+def test_a_host_is_told_why_a_pod_may_not_be_found(tmp_path: Path) -> None:
+    assert "expected a cgroup2 mount" in cgroups.shortcoming(tmp_path)
+    write_cgroup(tmp_path, "unified")
+    assert "is hybrid" in cgroups.shortcoming(tmp_path)
+    write_cgroup(tmp_path)
+    assert cgroups.shortcoming(tmp_path) == ""
+
+
 def test_a_cgroup1_host_is_told_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(cgroups.NoCgroup2Error, match="expected a cgroup2 mount"):
         cgroups.cgroup2_root(tmp_path)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from enforcer.host.driver import builtin_majors
+from enforcer.host.driver import builtin_majors, idle
 from enforcer.host.files import FileError
 
 if TYPE_CHECKING:
@@ -44,3 +44,13 @@ def test_a_malformed_number_is_named(tmp_path: Path, text: str) -> None:
 
 def test_a_built_in_driver_may_be_without_kfd(tmp_path: Path) -> None:
     assert builtin_majors(tree(tmp_path, module=False, dev=None)) == {226}
+
+
+def test_a_driver_without_a_device_is_idle(tmp_path: Path) -> None:
+    folder = tmp_path / "bus/pci/drivers/amdgpu"
+    assert not idle(tmp_path)
+    folder.mkdir(parents=True)
+    (folder / "bind").touch()
+    assert idle(tmp_path)
+    (folder / "0000:03:00.0").symlink_to("../../../../devices/pci0000:00/0000:03:00.0")
+    assert not idle(tmp_path)

@@ -19,18 +19,24 @@ def _write(path: Path, config: object) -> None:
 
 def test_containerd_names_a_container(tmp_path: Path) -> None:
     write_bundle(tmp_path, ContainerSpec(ID, "train"))
-    assert container_record(tmp_path, ID) == ContainerRecord("train", sandbox=False)
+    assert container_record(tmp_path, tmp_path / "docker", ID) == ContainerRecord(
+        "train", sandbox=False
+    )
 
 
 def test_containerd_marks_a_sandbox(tmp_path: Path) -> None:
     write_bundle(tmp_path, ContainerSpec(ID, sandbox=True))
-    assert container_record(tmp_path, ID) == ContainerRecord(None, sandbox=True)
+    assert container_record(tmp_path, tmp_path / "docker", ID) == ContainerRecord(
+        None, sandbox=True
+    )
 
 
 def test_the_containerd_of_k3s_is_asked_too(tmp_path: Path) -> None:
     annotations = {"io.kubernetes.cri.container-name": "infer"}
     _write(tmp_path / "k3s/containerd" / K8S, {"annotations": annotations})
-    assert container_record(tmp_path, ID) == ContainerRecord("infer", sandbox=False)
+    assert container_record(tmp_path, tmp_path / "docker", ID) == ContainerRecord(
+        "infer", sandbox=False
+    )
 
 
 def test_crio_names_a_container(tmp_path: Path) -> None:
@@ -40,7 +46,9 @@ def test_crio_names_a_container(tmp_path: Path) -> None:
     }
     path = tmp_path / f"containers/storage/overlay-containers/{ID}/userdata/config.json"
     _write(path, {"annotations": annotations})
-    assert container_record(tmp_path, ID) == ContainerRecord("train", sandbox=False)
+    assert container_record(tmp_path, tmp_path / "docker", ID) == ContainerRecord(
+        "train", sandbox=False
+    )
 
 
 def test_crio_calls_a_sandbox_pod_and_it_is_not_taken_for_a_name(tmp_path: Path) -> None:
@@ -50,11 +58,54 @@ def test_crio_calls_a_sandbox_pod_and_it_is_not_taken_for_a_name(tmp_path: Path)
     }
     path = tmp_path / f"containers/storage/overlay-containers/{ID}/userdata/config.json"
     _write(path, {"annotations": annotations})
-    assert container_record(tmp_path, ID) == ContainerRecord(None, sandbox=True)
+    assert container_record(tmp_path, tmp_path / "docker", ID) == ContainerRecord(
+        None, sandbox=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("labels", "record"),
+    [
+        (
+            {
+                "io.kubernetes.container.name": "train",
+                "io.kubernetes.docker.type": "container",
+            },
+            ContainerRecord("train", sandbox=False),
+        ),
+        (
+            {
+                "io.kubernetes.container.name": "POD",
+                "io.kubernetes.docker.type": "podsandbox",
+            },
+            ContainerRecord(None, sandbox=True),
+        ),
+        ({"maintainer": "somebody"}, None),
+        (None, None),
+    ],
+)
+def test_docker_keeps_what_cri_dockerd_says(
+    tmp_path: Path, labels: object, record: ContainerRecord | None
+) -> None:
+    _write(tmp_path / "docker" / ID / "config.v2.json", {"Config": {"Labels": labels}})
+    assert container_record(tmp_path, tmp_path / "docker", ID) == record
+
+
+@pytest.mark.parametrize("config", ["{", '{"Config": {"Labels": 7}}'])
+def test_a_record_of_docker_that_is_none_is_named(tmp_path: Path, config: str) -> None:
+    _write(tmp_path / "docker" / ID / "config.v2.json", config)
+    with pytest.raises(FileError, match=r"config\.v2\.json: expected Docker's own record"):
+        container_record(tmp_path, tmp_path / "docker", ID)
+
+
+@pytest.mark.parametrize("config", ["[]", "{}", '{"Config": []}'])
+def test_a_record_of_docker_without_labels_names_nobody(tmp_path: Path, config: str) -> None:
+    _write(tmp_path / "docker" / ID / "config.v2.json", config)
+    assert container_record(tmp_path, tmp_path / "docker", ID) is None
 
 
 def test_without_a_record_nothing_is_known(tmp_path: Path) -> None:
-    assert container_record(tmp_path, ID) is None
+    assert container_record(tmp_path, tmp_path / "docker", ID) is None
 
 
 @pytest.mark.parametrize("config", [{}, [], {"annotations": {}}, {"annotations": None}])
@@ -62,18 +113,18 @@ def test_a_bundle_without_kubernetes_annotations_says_nothing(
     tmp_path: Path, config: object
 ) -> None:
     _write(tmp_path / "containerd" / K8S, config)
-    assert container_record(tmp_path, ID) is None
+    assert container_record(tmp_path, tmp_path / "docker", ID) is None
 
 
 @pytest.mark.parametrize("text", ["", '{"annotations": {"io.kub', '{"annotations": []}'])
 def test_a_half_written_bundle_is_an_error_naming_it(tmp_path: Path, text: str) -> None:
     _write(tmp_path / "containerd" / K8S, text)
     with pytest.raises(FileError, match=ID):
-        container_record(tmp_path, ID)
+        container_record(tmp_path, tmp_path / "docker", ID)
 
 
 @pytest.mark.parametrize("name", ["", 3, None, {}])
 def test_a_name_that_is_no_text_is_no_name(tmp_path: Path, name: object) -> None:
     annotations = {"io.kubernetes.cri.container-name": name}
     _write(tmp_path / "containerd" / K8S, {"annotations": annotations})
-    assert container_record(tmp_path, ID) is None
+    assert container_record(tmp_path, tmp_path / "docker", ID) is None

@@ -11,7 +11,7 @@ DRM = {
 }
 PCI = {
     "ACTION": "bind",
-    "DEVPATH": "/devices/pci0000:00/0000:03:00.0",
+    "DEVPATH": "/devices/pci0000:00/0000:0C:00.0",
     "SUBSYSTEM": "pci",
     "DRIVER": "amdgpu",
     "PCI_SLOT_NAME": "0000:0C:00.0",
@@ -19,7 +19,26 @@ PCI = {
 
 
 def test_a_reset_of_a_gpu_is_seen_with_its_method() -> None:
-    assert uevent(DRM) == Uevent("change", "drm", DRM["DEVPATH"], None, "none")
+    assert uevent(DRM) == Uevent("change", "drm", DRM["DEVPATH"], "0000:03:00.0", "none")
+
+
+def test_who_is_to_blame_for_a_hang_is_told_where_the_kernel_does() -> None:
+    event = uevent({**DRM, "WEDGED": "rebind,bus-reset", "PID": "4711", "TASK": "python3"})
+    assert event is not None
+    assert (event.wedged, event.task) == ("rebind,bus-reset", "python3[4711]")
+
+
+def test_a_gpu_behind_bridges_is_the_last_of_its_path() -> None:
+    path = "/devices/pci0000:00/0000:00:01.1/0000:01:00.0/0000:03:00.0/drm/renderD128"
+    event = uevent({**DRM, "DEVPATH": path})
+    assert event is not None
+    assert event.bdf == "0000:03:00.0"
+
+
+def test_a_partitions_platform_device_has_no_address() -> None:
+    event = uevent({**DRM, "DEVPATH": "/devices/platform/amdgpu_xcp_1/drm/card3"})
+    assert event is not None
+    assert event.bdf is None
 
 
 def test_a_bound_gpu_is_seen_with_its_address_in_lower_case() -> None:

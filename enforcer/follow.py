@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the kernel tells by itself, of GPUs and of cgroups, brought to the enforcer at once."""
+
+from __future__ import annotations
+
+import logging
+import select
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from enforcer.host import uevents
+from enforcer.host.smi import SmiListener
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from enforcer.loop import Enforcer
+    from enforcer.model import Gpu
+
+_log = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 1.0
+"""Between two looks at which GPUs there are."""
+_GATHER_SECONDS = 0.05
+_CALLS_SECONDS = 0.5
+_RETRY_SECONDS = 60.0
+_RESET_SECONDS = 10.0
+"""Between two looks for the end of a reset that nobody told of."""
+
+
+def follow_uevents(enforcer: Enforcer) -> None:
+    """Devices that come and go, and GPUs that hang; for ever, in the thread that calls."""
+
+    def ready() -> None:
+        _log.info("listening to the kernel's events of devices")
+        enforcer.devices_changed()
+
+    try:
+        for event in uevents.listen(ready):
+            _log.info("%s %s %s", event.action, event.subsystem, event.bdf or event.path)
+            if event.bdf is not None and event.wedged is not None:
+                _log.warning("GPU %s: WEDGED=%s %s", event.bdf, event.wedged, event.task)
+                enforcer.health.wedged(event.bdf, event.wedged, event.task, time.time())
+            enforcer.devices_changed()
+    except OSError as error:
+        _log.warning("no uevents, devices are looked at now and then only: %s", error)
+
+
+def follow_tree(enforcer: Enforcer) -> None:
+    """Pods and containers that come and go; for ever, in the thread that calls."""
+    while enforcer.watch is not None:
+        if enforcer.watch.wait(_LOOK_SECONDS):
+            enforcer.wake()
+            # A pod comes with a handful of cgroups: one pass sees them all, or the next one does.
+            time.sleep(_GATHER_SECONDS)
+
+
+def follow_gate(enforcer: Enforcer) -> None:
+    """What the gate tells of calls; for ever, in the thread that calls."""
+    while True:
+        descriptor = enforcer.events_fd
+        if descriptor is None:
+            time.sleep(_LOOK_SECONDS)
+            continue
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        if poll.poll(_LOOK_SECONDS * 1000):
+            enforcer.wake()
+            # A tenant can have itself refused thousands of times a second.
+            time.sleep(_CALLS_SECONDS)
+
+
+def to_listen_to(gpus: Sequence[Gpu], *, always: bool) -> frozenset[int]:
+    """The KFD ids of the GPUs to listen to.
+
+    None where a GPU of the node can be partitioned, unless ``always``: who listens keeps the driver
+    from doing that.
+    """
+    if not always and any(gpu.compute_partition is not None for gpu in gpus):
+        return frozenset()
+    return frozenset(gpu.kfd_id for gpu in gpus)
+
+
+class KfdFollower:
+    """A thread that listens to KFD's events of the GPUs that are there."""
+
+    def __init__(self, enforcer: Enforcer, kfd: Path, *, on: bool, always: bool) -> None:
+        """``always``: also to GPUs that can be partitioned; ``on`` False: to none."""
+        self._enforcer = enforcer
+        self._kfd = kfd
+        self._always = always
+        self._on = on
+        self._look_due = 0.0
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kfd-events", daemon=True)
+
+    def start(self) -> None:
+        """Begin to listen as soon as there is a GPU."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop listening; the process is a KFD process until it ends all the same."""
+        self._stopping.set()
+        self._thread.join(timeout=10)
+
+    def _run(self) -> None:
+        told = ""
+        while not self._stopping.is_set():
+            self._look_for_missed_ends()
+            if self._wanted():
+                try:
+                    with SmiListener(self._kfd) as listener:
+                        self._listen(listener)
+                    continue
+                except OSError as error:
+                    if str(error) != told:
+                        told = str(error)
+                        _log.warning("no KFD events: %s; resets and faults go unheard", error)
+                    # Busy is a GPU that is being reset, and soon over or never.
+                    busy = isinstance(error, BlockingIOError)
+                    self._stopping.wait(_LOOK_SECONDS if busy else _RETRY_SECONDS)
+            self._stopping.wait(_LOOK_SECONDS)
+
+    def _look_for_missed_ends(self) -> None:
+        now = time.monotonic()
+        if now >= self._look_due:
+            self._look_due = now + _RESET_SECONDS
+            self._enforcer.look_for_missed_ends()
+
+    def _wanted(self) -> frozenset[int]:
+        snapshot = self._enforcer.snapshot() if self._on else None
+        return to_listen_to(snapshot.gpus if snapshot else (), always=self._always)
+
+    def _listen(self, listener: SmiListener) -> None:
+        """Until the GPUs are others."""
+        wanted = self._wanted()
+        for kfd_id, error in listener.listen(wanted).items():
+            _log.warning("no KFD events of GPU %d: %s", kfd_id, error.strerror)
+        if listener.descriptors:
+            _log.info("listening to the KFD events of %d GPUs", len(listener.descriptors))
+        poll = select.poll()
+        for descriptor in listener.descriptors:
+            poll.register(descriptor, select.POLLIN)
+        while self._wanted() == wanted and not self._stopping.is_set():
+            for descriptor, _ in poll.poll(_LOOK_SECONDS * 1000):
+                self._hear(listener, descriptor)
+            self._look_for_missed_ends()
+
+    def _hear(self, listener: SmiListener, descriptor: int) -> None:
+        snapshot = self._enforcer.snapshot()
+        bdfs = {gpu.kfd_id: gpu.bdf for gpu in (snapshot.gpus if snapshot else ())}
+        for event in listener.read(descriptor):
+            bdf = bdfs.get(event.kfd_id)
+            if bdf is None:
+                continue
+            _log.warning("GPU %s: %s %s", bdf, event.kind.name, event.text)
+            self._enforcer.health.hear(bdf, event, time.time())
+            self._enforcer.wake()

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether each GPU is fit to be used, from what the kernel tells of it.
+
+A reset that begins makes a GPU unhealthy until it is told that it ended: a reset that fails is told
+by nobody. An end can be missed, too, by an enforcer that was not there to hear it. A fault in a
+process's address space is the process's own, and only counted.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from enforcer.host.smi import SmiKind
+from enforcer.model import GpuHealth
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from enforcer.host.smi import SmiEvent
+
+_log = logging.getLogger(__name__)
+
+_GONE = "not there any more"
+_RECOVERED = "none"
+"""``WEDGED=`` of a GPU that needs nothing: the driver has reset it."""
+_LONGEST = 200
+_RESET_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What was told of one GPU. ``instance`` is another one after the driver bound it anew."""
+
+    instance: int
+    since: float
+    resetting: frozenset[int] = frozenset()
+    """The KFD nodes whose reset began and did not end."""
+    cause: str = ""
+    wedged: str = ""
+    gone: bool = False
+    last_reset: float | None = None
+    vm_faults: int = 0
+    last_fault: str = ""
+
+    @property
+    def reason(self) -> str:
+        if self.gone:
+            return _GONE
+        if self.wedged:
+            return f"wedged: the driver asks for {self.wedged}"
+        return f"being reset: {self.cause}" if self.resetting else ""
+
+
+class Health:
+    """The health of the node's GPUs, by PCI address. Every method may be called from any thread.
+
+    Times are Unix seconds.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._states: dict[str, _State] = {}
+
+    @property
+    def rows(self) -> tuple[GpuHealth, ...]:
+        """Every GPU that was ever seen, by PCI address."""
+        with self._lock:
+            return tuple(
+                GpuHealth(
+                    bdf=bdf,
+                    healthy=not state.reason,
+                    reason=state.reason,
+                    since=state.since,
+                    last_reset=state.last_reset,
+                    vm_faults=state.vm_faults,
+                    last_fault=state.last_fault,
+                )
+                for bdf, state in sorted(self._states.items())
+            )
+
+    def see(self, instances: Mapping[str, int], now: float) -> None:
+        """The GPUs that are there, each with the number of its instance.
+
+        One that the driver let go of and took again starts anew: that is what is asked for where a
+        reset does not help.
+        """
+        with self._lock:
+            for bdf, instance in instances.items():
+                state = self._states.get(bdf)
+                if state is None or state.instance != instance:
+                    self._states[bdf] = _State(instance, now)
+                elif state.gone:
+                    self._set(bdf, replace(state, gone=False), now)
+            for bdf in self._states.keys() - instances.keys():
+                self._set(bdf, replace(self._states[bdf], gone=True), now)
+
+    def wedged(self, bdf: str, method: str, task: str, now: float) -> None:
+        """The driver tells by uevent that a GPU hung, and what helps; ``task`` was to blame."""
+        with self._lock:
+            state = self._states.get(bdf)
+            if state is None:
+                return
+            if method == _RECOVERED:
+                state = replace(state, resetting=frozenset(), wedged="", last_reset=now)
+            else:
+                by = f" (by {task})" if task else ""
+                state = replace(state, wedged=_short(f"{method}{by}"))
+            self._set(bdf, state, now)
+
+    def hear(self, bdf: str, event: SmiEvent, now: float) -> None:
+        """KFD tells something of one of a GPU's nodes."""
+        with self._lock:
+            state = self._states.get(bdf)
+            if state is None:
+                return
+            match event.kind:
+                case SmiKind.VM_FAULT:
+                    pid, _, task = event.text.partition(":")
+                    fault = f"{task}[{int(pid, 16)}]" if _is_hexadecimal(pid) else event.text
+                    state = replace(state, vm_faults=state.vm_faults + 1, last_fault=_short(fault))
+                case SmiKind.PRE_RESET:
+                    _, _, cause = event.text.partition(" ")
+                    state = replace(
+                        state,
+                        resetting=state.resetting | {event.kfd_id},
+                        cause=_short(cause) or "no cause told",
+                    )
+                case SmiKind.POST_RESET:
+                    left = state.resetting - {event.kfd_id}
+                    state = replace(state, resetting=left)
+                    if not left:
+                        state = replace(state, wedged="", last_reset=now)
+            self._set(bdf, state, now)
+
+    def overdue(self, now: float) -> tuple[str, ...]:
+        """The GPUs whose reset began so long ago that its end was missed, or will not come."""
+        with self._lock:
+            return tuple(
+                bdf
+                for bdf, state in sorted(self._states.items())
+                if state.resetting and now - state.since >= _RESET_SECONDS
+            )
+
+    def reset_ended(self, bdf: str, now: float) -> None:
+        """KFD lets processes in again, so the end of this GPU's reset was missed."""
+        with self._lock:
+            state = replace(self._states[bdf], resetting=frozenset(), last_reset=now)
+            self._set(bdf, state, now)
+
+    def encode(self) -> str:
+        """What a successor must know: the GPUs that are not healthy."""
+        with self._lock:
+            ill = {
+                bdf: {
+                    "instance": state.instance,
+                    "since": state.since,
+                    "resetting": sorted(state.resetting),
+                    "cause": state.cause,
+                    "wedged": state.wedged,
+                }
+                for bdf, state in sorted(self._states.items())
+                if state.reason and not state.gone
+            }
+        return json.dumps({"ill": ill})
+
+    def decode(self, text: str) -> None:
+        """Take over from a predecessor. Raises ValueError for what ``encode`` did not write."""
+        try:
+            states = {
+                str(bdf): _State(
+                    instance=int(one["instance"]),
+                    since=float(one["since"]),
+                    resetting=frozenset(int(kfd_id) for kfd_id in one["resetting"]),
+                    cause=str(one["cause"]),
+                    wedged=str(one["wedged"]),
+                )
+                for bdf, one in json.loads(text)["ill"].items()
+            }
+        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"expected the health of GPUs, found {error!r}") from None
+        with self._lock:
+            self._states = states
+
+    def _set(self, bdf: str, state: _State, now: float) -> None:
+        changed = state.reason != self._states[bdf].reason
+        self._states[bdf] = replace(state, since=now) if changed else state
+
+
+class HealthFile:
+    """Where a successor finds the GPUs that are not healthy.
+
+    It lies in a directory that a reboot empties, as it ends the GPUs' ailments.
+    """
+
+    def __init__(self, path: Path, health: Health) -> None:
+        self._path = path
+        self._health = health
+        self._written = health.encode()
+
+    def read(self) -> None:
+        """Take over from a predecessor, if there was one."""
+        try:
+            self._health.decode(self._path.read_text())
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError) as error:
+            _log.warning("%s: %s; every GPU counts as healthy", self._path, error)
+        self._written = self._health.encode()
+
+    def write(self) -> None:
+        """Bring the file up to date."""
+        text = self._health.encode()
+        if text == self._written:
+            return
+        self._written = text
+        new = self._path.with_suffix(".new")
+        try:
+            self._path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            new.write_text(text)
+            new.replace(self._path)
+        except OSError as error:
+            _log.warning("%s: %s; a new enforcer will not know", self._path, error.strerror)
+
+
+def _is_hexadecimal(text: str) -> bool:
+    return bool(text) and all(char in "0123456789abcdefABCDEF" for char in text)
+
+
+def _short(text: str) -> str:
+    """A process names itself, and a name may hold anything."""
+    return "".join(char if char.isprintable() else "?" for char in text.strip())[:_LONGEST]

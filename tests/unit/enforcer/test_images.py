@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images are told apart by files made here; processes apart are tried in test_apart.py."""
+
+import json
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from enforcer.host.apart import Answer
+from enforcer.host.roots import Roots
+from enforcer.images import IMAGE, ImageError, Images, look_into
+from enforcer.model import Container, ImageLibc, PodCgroup
+
+ID, OTHER = "a" * 64, "b" * 64
+DIGEST = "0123456789abcdef" * 4
+BANNER = b"\0GNU C Library (Debian GLIBC 2.36-9) stable release version 2.36.\n"
+GLIBC = ImageLibc("glibc", "2.36", tool_loads=True, auditor_loads=True)
+
+
+class Here:
+    """Answers as the processes apart do, without them; keeps what it was asked."""
+
+    def __init__(self, answer: Answer | None = None) -> None:
+        self.asked: list[str] = []
+        self._answer = answer
+
+    def ask(self, kind: str, about: list[str], _: float) -> list[Answer]:
+        assert kind == IMAGE
+        self.asked += about
+        return [self._answer or Answer(_look(one)) for one in about]
+
+
+def _look(root: str) -> str:
+    # It bounds the memory of the process it is in.
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(look_into, root).result(60)
+
+
+def container(number: str = ID) -> Container:
+    return Container(number, PodCgroup("uid", "pod", 1), "pod/c", 2, "train")
+
+
+def write_image(root: Path, libc: bytes | None = BANNER) -> None:
+    (root / "lib").mkdir(parents=True)
+    if libc is not None:
+        (root / "lib/libc.so.6").write_bytes(libc)
+
+
+def write_bundle(run: Path, number: str, name: str, root: str = "rootfs") -> Path:
+    bundle = run / f"containerd/io.containerd.runtime.v2.task/k8s.io/{number}"
+    bundle.mkdir(parents=True)
+    annotations = {"io.kubernetes.cri.image-name": name}
+    (bundle / "config.json").write_text(
+        json.dumps({"root": {"path": root}, "annotations": annotations})
+    )
+    return bundle
+
+
+@pytest.fixture
+def roots(tmp_path: Path) -> Roots:
+    return Roots(run=tmp_path / "run", proc=tmp_path / "proc")
+
+
+def test_an_image_is_looked_into_where_the_runtime_has_it(roots: Roots, tmp_path: Path) -> None:
+    write_image(write_bundle(roots.run, ID, "debian:12") / "rootfs")
+    assert Images(roots, Here()).libc(container(), tmp_path, 5) == GLIBC  # type: ignore[arg-type]
+
+
+def test_it_is_seen_through_a_process_where_the_mount_is_not(roots: Roots, tmp_path: Path) -> None:
+    write_bundle(roots.run, ID, "x", "/var/lib/containers/storage/overlay/x/merged")
+    write_image(roots.proc / "4711/root", None)
+    (roots.proc / "4711/root/lib/ld-musl-x86_64.so.1").write_bytes(b"x")
+    (tmp_path / "cgroup.procs").write_text("4712\n4711\n")
+    here = Here()
+    found = Images(roots, here).libc(container(), tmp_path, 5)  # type: ignore[arg-type]
+    assert (found.libc, found.tool_loads) == ("musl", False)
+    assert here.asked == [str(roots.proc / "4711/root")]
+
+
+def test_an_image_is_looked_into_once_by_its_digest(roots: Roots, tmp_path: Path) -> None:
+    for number in (ID, OTHER):
+        write_image(write_bundle(roots.run, number, f"docker.io/x@sha256:{DIGEST}") / "rootfs")
+    here = Here()
+    images = Images(roots, here)  # type: ignore[arg-type]
+    assert images.libc(container(), tmp_path, 5) == images.libc(container(OTHER), tmp_path, 5)
+    assert len(here.asked) == 1
+
+
+def test_a_tag_names_no_image_for_ever(roots: Roots, tmp_path: Path) -> None:
+    for number in (ID, OTHER):
+        write_image(write_bundle(roots.run, number, "docker.io/x:latest") / "rootfs")
+    here = Here()
+    images = Images(roots, here)  # type: ignore[arg-type]
+    for number in (ID, OTHER, ID):
+        images.libc(container(number), tmp_path, 5)
+    assert len(here.asked) == 2
+
+
+def test_a_container_that_is_not_in_sight_is_told(roots: Roots, tmp_path: Path) -> None:
+    (tmp_path / "cgroup.procs").write_text("")
+    with pytest.raises(ImageError, match=r"container train has no process, and .*no OCI bundle"):
+        Images(roots, Here()).libc(container(), tmp_path, 5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (Answer("does not answer within 5.0 s", silent=True), "rootfs: does not answer within"),
+        (Answer('{"error": "/x: a file that is too large"}'), "a file that is too large"),
+    ],
+)
+def test_an_image_that_cannot_be_looked_into_is_asked_for_again(
+    roots: Roots, tmp_path: Path, answer: Answer, error: str
+) -> None:
+    write_image(write_bundle(roots.run, ID, "x") / "rootfs")
+    here = Here(answer)
+    images = Images(roots, here)  # type: ignore[arg-type]
+    for _ in range(2):
+        with pytest.raises(ImageError, match=error):
+            images.libc(container(), tmp_path, 5)
+    assert len(here.asked) == 2
+
+
+def test_without_a_process_for_it_nothing_is_looked_into(roots: Roots, tmp_path: Path) -> None:
+    write_image(write_bundle(roots.run, ID, "x") / "rootfs")
+    with pytest.raises(ImageError, match="no process for it"):
+        Images(roots, None).libc(container(), tmp_path, 5)
+
+
+def test_a_libc_larger_than_memory_is_no_danger(tmp_path: Path) -> None:
+    write_image(tmp_path)
+    with (tmp_path / "lib/libc.so.6").open("r+b") as file:
+        file.truncate(8 << 30)
+    assert "too large" in json.loads(_look(str(tmp_path)))["error"]

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the driver tells of its GPUs becomes their health in the snapshot."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from enforcer.api.client import Client
+from enforcer.host.drm import instance
+from enforcer.model import MIB
+from tests.vm.guest.services import Enforcer, ledger, wait_for
+from tests.vm.guest.test_gate_reload import LOAD
+from tests.vm.guest.test_limit import tenant
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from enforcer.model import Gpu, GpuHealth
+    from tests.vm.guest.conftest import Switch
+    from tests.vm.guest.node import Pods
+
+_SOCKET = Path("/run/ringfence/enforcer.sock")
+_DEBUG = Path("/sys/kernel/debug/amdgpu")
+_DRIVER = Path("/sys/bus/pci/drivers/amdgpu")
+
+
+@pytest.fixture(scope="module")
+def listening(
+    switch: Switch, tmp_path_factory: pytest.TempPathFactory, logs: Path
+) -> Iterator[Enforcer]:
+    """A running enforcer that hears the driver, which these GPUs' partitions would keep it from."""
+    switch.end()
+    running = Enforcer(tmp_path_factory.mktemp("state"), logs, more=["--kfd-events", "on"])
+    running.give([])
+    running.start()
+    hears(running)
+    yield running
+    assert running.stop() == 0
+    running.unload()
+
+
+def hears(enforcer: Enforcer) -> None:
+    lines = "listening to the KFD events of 2 GPUs", "listening to the kernel's events of devices"
+
+    def listens() -> bool:
+        text = enforcer.log.read_text()
+        return all(line in text for line in lines)
+
+    wait_for("the enforcer to listen", listens, 60)
+
+
+@pytest.fixture
+def failing(gpu: Gpu) -> Iterator[Path]:
+    """The knob that makes resets fail; they do."""
+    knob = _DEBUG / gpu.bdf / "sim_reset_fails"
+    knob.write_text("Y")
+    yield knob
+    if knob.exists():
+        knob.write_text("N")
+        reset(gpu)
+
+
+def start_anew(enforcer: Enforcer) -> None:
+    enforcer.log.write_text("")
+    enforcer.start()
+
+
+def reset(gpu: Gpu) -> None:
+    (_DEBUG / gpu.bdf / "amdgpu_gpu_recover").read_text()
+
+
+def health(gpu: Gpu) -> GpuHealth:
+    with Client(_SOCKET) as client:
+        return next(one for one in client.snapshot(10).health if one.bdf == gpu.bdf)
+
+
+def become(what: str, gpu: Gpu, as_wanted: Callable[[GpuHealth], bool]) -> GpuHealth:
+    def look() -> GpuHealth | None:
+        found = health(gpu)
+        return found if as_wanted(found) else None
+
+    return wait_for(what, look, 30)
+
+
+@pytest.mark.usefixtures("listening")
+def test_a_reset_that_ends_leaves_a_healthy_gpu_and_its_time(gpu: Gpu) -> None:
+    before = health(gpu)
+    assert before.healthy
+    reset(gpu)
+    after = become("the reset", gpu, lambda one: one.last_reset not in (None, before.last_reset))
+    become("the GPU to be healthy", gpu, lambda one: one.healthy)
+    assert after.last_reset is not None
+    assert after.last_reset > before.since
+
+
+@pytest.mark.usefixtures("listening")
+def test_a_fault_of_a_process_is_counted(gpu: Gpu, gpus: list[Gpu]) -> None:
+    others = [health(one).vm_faults for one in gpus[1:]]
+    before = health(gpu).vm_faults
+    (_DEBUG / gpu.bdf / "sim_vm_fault").write_text("32770")
+    after = become("the fault", gpu, lambda one: one.vm_faults > before)
+    assert (after.healthy, after.vm_faults, after.last_fault) == (True, before + 1, "pasid[32770]")
+    assert [health(one).vm_faults for one in gpus[1:]] == others
+
+
+def test_a_reset_that_fails_leaves_a_gpu_unhealthy_for_a_new_enforcer_too(
+    listening: Enforcer, gpu: Gpu, gpus: list[Gpu], failing: Path
+) -> None:
+    reset(gpu)
+    ill = become("the failed reset", gpu, lambda one: not one.healthy)
+    assert ill.reason == "being reset: user trigger"
+    assert all(health(other).healthy for other in gpus[1:])
+    listening.kill()
+    start_anew(listening)
+    assert (health(gpu).reason, health(gpu).since) == (ill.reason, ill.since)
+    # KFD is locked, so what could have been missed was not.
+    with Client(_SOCKET) as client:
+        assert "cannot open" in client.test_devices(timeout=30)[0].error
+    time.sleep(15)
+    assert not health(gpu).healthy
+    failing.write_text("N")
+    reset(gpu)
+    become("the GPU to be healthy again", gpu, lambda one: one.healthy)
+    hears(listening)
+
+
+def test_an_end_of_a_reset_that_was_missed_is_found_out(
+    listening: Enforcer, gpu: Gpu, failing: Path
+) -> None:
+    reset(gpu)
+    become("the failed reset", gpu, lambda one: not one.healthy)
+    listening.kill()
+    failing.write_text("N")
+    reset(gpu)
+    start_anew(listening)
+    become("the GPU to be healthy", gpu, lambda one: one.healthy)
+    hears(listening)
+
+
+@pytest.mark.dmem  # the event came with the same kernel as the region
+def test_the_kernels_word_of_a_gpu_that_hung_is_heard(listening: Enforcer, gpu: Gpu) -> None:
+    reset(gpu)
+    line = f"GPU {gpu.bdf}: WEDGED=none"
+    wait_for("the uevent", lambda: line in listening.log.read_text(), 30)
+
+
+@pytest.mark.usefixtures("listening")
+def test_every_device_file_a_container_gets_can_be_tested(gpu: Gpu, gpus: list[Gpu]) -> None:
+    with Client(_SOCKET) as client:
+        kfd, *renders = client.test_devices(timeout=30)
+        assert kfd.path == "/dev/kfd"
+        assert [one.path for one in renders] == [f"/dev/dri/renderD{one.render}" for one in gpus]
+        assert all(one.usable for one in (kfd, *renders))
+        node = Path(f"/dev/dri/renderD{gpu.render}")
+        aside = node.with_name("aside")
+        node.rename(aside)
+        try:
+            _, missing = client.test_devices([gpu.bdf], timeout=30)
+        finally:
+            aside.rename(node)
+        assert missing.error == "cannot open: No such file or directory"
+
+
+@pytest.mark.usefixtures("listening")
+def test_a_gpu_that_its_driver_lets_go_of_is_gone_until_it_is_bound_again(gpus: list[Gpu]) -> None:
+    gpu = gpus[-1]
+    before = instance(Path("/sys/bus/pci/devices") / gpu.bdf)
+    (_DRIVER / "unbind").write_text(gpu.bdf)
+    try:
+        gone = become("it to be gone", gpu, lambda one: not one.healthy)
+        assert gone.reason == "not there any more"
+    finally:
+        (_DRIVER / "bind").write_text(gpu.bdf)
+    become("it to be back", gpu, lambda one: one.healthy)
+    assert instance(Path("/sys/bus/pci/devices") / gpu.bdf) not in (None, before)
+
+
+def test_the_driver_can_be_reloaded_when_its_gpus_were_taken_from_it(
+    listening: Enforcer, pods: Pods, gpu: Gpu, gpus: list[Gpu]
+) -> None:
+    for one in gpus:
+        (_DRIVER / "unbind").write_text(one.bdf)
+    wait_for("the module to be free", _unloaded, 60)
+    subprocess.run(["sh", "-c", LOAD], check=True)
+    for one in gpus:
+        become("it to be back", one, lambda health: health.healthy)
+    box = tenant(pods, listening, gpu, 64)
+    wait_for("the ledger to be back", lambda: box.client.refused("gem-create 4096 vram") == "", 60)
+    assert box.client.refused(f"kfd-alloc {gpu.kfd_id} {64 * MIB}") == "ENOMEM"
+    assert ledger(box.container.cgroup_id, gpu.bdf).resident == 4096
+
+
+def _unloaded() -> bool:
+    return subprocess.run(["rmmod", "amdgpu"], check=False, capture_output=True).returncode == 0
