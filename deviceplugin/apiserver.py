@@ -175,8 +175,8 @@ def connect(node: str, kubeconfig: Path | None) -> ApiServer:
         config.load_kube_config(  # type: ignore[no-untyped-call]
             str(kubeconfig), client_configuration=configuration
         )
-    # Two watches, and one request each from Allocate, release, publish-node, reap and events.
-    configuration.connection_pool_maxsize = 7
+    # Two watches, and one request each from Allocate, release, publish-node, reap and both events.
+    configuration.connection_pool_maxsize = 8
     return ApiServer(client.ApiClient(configuration), node)
 
 

@@ -20,6 +20,7 @@ from deviceplugin.hook import Hook
 from deviceplugin.node import Publisher
 from deviceplugin.options import OptionsError, read_options, terms
 from deviceplugin.pod import count_of
+from deviceplugin.podevents import PodEvents
 from deviceplugin.podresources import read_pod_resources
 from deviceplugin.pods import PodCache
 from deviceplugin.reap import Reaper
@@ -129,7 +130,7 @@ def _work(arguments: argparse.Namespace, stopping: threading.Event, api: ApiServ
         lambda: offer.devices,
         whole=configured.whole,
     )
-    parts: list[_Part] = [offer, events, reaper]
+    parts: list[_Part] = [offer, events, reaper, PodEvents(api, client.snapshot)]
     giver: Giver = Unscheduled(offer)
     holder = None
     if not configured.whole:
