@@ -72,6 +72,7 @@ soak: prepare generate
 bench: prepare generate
 	$(PYTHON) -m tests.bench.decide
 	$(PYTHON) -m tests.bench.gate
+	$(PYTHON) -m tests.bench.enforcer
 	$(PYTHON) -m tests.bench.plugin
 	$(PYTHON) -m tests.bench.scrape
 
