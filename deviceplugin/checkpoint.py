@@ -13,8 +13,8 @@ from enforcer.slices import (
     CheckpointError,
     document,
     encode_slice,
+    flush_document,
     read_checkpoint,
-    sync_directory,
     write_document,
 )
 
@@ -28,7 +28,11 @@ _log = logging.getLogger(__name__)
 
 
 class Checkpoint:
-    """All slices, in the order they were given; what is in memory is on disk."""
+    """All slices, in the order they were given; what is in memory is in the file.
+
+    The disk is not waited for when a slice is given, only before a container starts with it, by
+    ``flush``. Should the power fail in between, the file as last flushed lies beside it.
+    """
 
     def __init__(self, path: Path) -> None:
         """Read the checkpoint; garbage is kept aside and reported, never in the way of a start.
@@ -38,6 +42,7 @@ class Checkpoint:
         self.giving = threading.Lock()
         """Held from a decision on the slices to the write that follows from it."""
         self._path = path
+        self._flushed_path = path.with_name(f"{path.name}.flushed")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self.problems: tuple[str, ...] = ()
         """What was wrong with the file that was read, a line each."""
@@ -55,13 +60,24 @@ class Checkpoint:
                 raise
             aside = self._path.with_name(f"{self._path.name}.bad-{int(time.time())}")
             self._path.rename(aside)
-            self._complain([f"{error}; kept as {aside}, starting without slices"])
-            return []
+            return self._read_flushed(f"{error}; kept as {aside}")
         if problems:
             # The next write leaves the bad entries out, so keep them for whoever looks.
             aside = self._path.with_name(f"{self._path.name}.bad-{int(time.time())}")
             aside.write_bytes(self._path.read_bytes())
             self._complain([f"{problem}; the file is kept as {aside}" for problem in problems])
+        return slices
+
+    def _read_flushed(self, problem: str) -> list[Slice]:
+        try:
+            slices, _ = read_checkpoint(self._flushed_path)
+        except CheckpointError:
+            slices = []
+        if slices:
+            self._flushed_path.replace(self._path)
+            self._complain([f"{problem}, going on from {self._flushed_path}"])
+        else:
+            self._complain([f"{problem}, starting without slices"])
         return slices
 
     def _complain(self, problems: list[str]) -> None:
@@ -100,15 +116,14 @@ class Checkpoint:
         return removed
 
     def flush(self) -> None:
-        """What is given so far survives a power cut when this returns. Raises OSError.
+        """What is given so far survives a power cut when this returns. Raises OSError."""
+        self._writer.submit(self._flush).result()
 
-        Not for kubelet to wait for in an Allocate, only for the container to start: it is half of
-        what a change costs.
-        """
-        slices = self._slices
-        if self._durable is not slices:
-            sync_directory(self._path.parent)
-            self._durable = slices
+    def _flush(self) -> None:
+        if self._durable is not self._slices:
+            if self._path.exists():
+                flush_document(self._path)
+            self._durable = self._slices
 
     def _replace(
         self, change: Callable[[tuple[Slice, ...]], Iterable[Slice]], timeout: float | None
@@ -125,8 +140,16 @@ class Checkpoint:
     def _write(self, change: Callable[[tuple[Slice, ...]], Iterable[Slice]]) -> None:
         slices = tuple(change(self._slices))
         if slices != self._slices:
+            if self._durable is self._slices:
+                self._keep()
             write_document(self._path, document(map(self._line, slices)))
             self._know(slices)
+
+    def _keep(self) -> None:
+        """The file is what the disk has for sure: it gets another name before it is replaced."""
+        self._flushed_path.unlink(missing_ok=True)
+        if self._path.exists():
+            self._flushed_path.hardlink_to(self._path)
 
     def _line(self, item: Slice) -> str:
         known = self._lines.get(item.key)

@@ -165,26 +165,41 @@ def write_checkpoint(path: Path, slices: Iterable[Slice]) -> None:
 
     Raises OSError, and leaves the old file, when the disk does not take it.
     """
-    write_document(path, encode(slices))
-    sync_directory(path.parent)
+    _replace(path, encode(slices), durable=True)
+    _flush_directory(path.parent)
 
 
 def write_document(path: Path, text: str) -> None:
-    """As ``write_checkpoint``, of its text: a power cut may bring the old file back.
+    """As ``write_checkpoint``, of its text, for everything but a power cut.
 
-    Until ``sync_directory``. The end of a process, whichever, brings nothing back.
+    That may bring the old file back, or tear the new one, until ``flush_document``. It does not
+    wait for the disk.
     """
+    _replace(path, text, durable=False)
+
+
+def flush_document(path: Path) -> None:
+    """The file at ``path`` survives a power cut when this returns. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    _flush_directory(path.parent)
+
+
+def _replace(path: Path, text: str, *, durable: bool) -> None:
     new = path.with_name(f"{path.name}.new")
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
-        os.fsync(file.fileno())
+        if durable:
+            os.fsync(file.fileno())
     new.replace(path)
 
 
-def sync_directory(path: Path) -> None:
-    """Which files the directory at ``path`` has survives a power cut. Raises OSError."""
+def _flush_directory(path: Path) -> None:
     directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(directory)

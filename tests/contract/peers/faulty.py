@@ -80,6 +80,7 @@ def install(fuse: Fuse) -> None:
         ("replace", lambda *_, **__: True),
         ("rename", lambda *_, **__: True),
         ("unlink", lambda *_, **__: True),
+        ("link", lambda *_, **__: True),
     ):
         setattr(os, name, counted(getattr(os, name), name, counts))
     setattr(  # noqa: B010 - a method, which mypy would not let be replaced

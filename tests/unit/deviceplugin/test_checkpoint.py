@@ -137,20 +137,21 @@ def test_a_pod_has_the_same_slices_as_long_as_they_are_the_same(path: Path) -> N
     assert checkpoint.of_pod("uid-pod") == ()
 
 
-def test_a_directory_is_flushed_once_for_each_change(
+def test_the_file_is_flushed_once_for_each_change(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    Checkpoint(path).add(slice_of("z"))
     flushed: list[Path] = []
-    monkeypatch.setattr(deviceplugin.checkpoint, "sync_directory", flushed.append)
+    monkeypatch.setattr(deviceplugin.checkpoint, "flush_document", flushed.append)
     checkpoint = Checkpoint(path)
     checkpoint.flush()
-    assert flushed == [path.parent], "what a killed predecessor wrote"
+    assert flushed == [path], "what a killed predecessor wrote"
     checkpoint.flush()
     checkpoint.add(slice_of("a"))
-    assert flushed == [path.parent]
+    assert flushed == [path]
     checkpoint.flush()
     checkpoint.flush()
-    assert flushed == [path.parent] * 2
+    assert flushed == [path] * 2
 
 
 def test_a_flush_that_failed_is_tried_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,14 +159,55 @@ def test_a_flush_that_failed_is_tried_again(path: Path, monkeypatch: pytest.Monk
         raise OSError("no space")
 
     checkpoint = Checkpoint(path)
+    checkpoint.flush()
+    checkpoint.add(slice_of("a"))
     with monkeypatch.context() as broken:
-        broken.setattr(deviceplugin.checkpoint, "sync_directory", fail)
+        broken.setattr(deviceplugin.checkpoint, "flush_document", fail)
         with pytest.raises(OSError, match="no space"):
             checkpoint.flush()
     flushed: list[Path] = []
-    monkeypatch.setattr(deviceplugin.checkpoint, "sync_directory", flushed.append)
+    monkeypatch.setattr(deviceplugin.checkpoint, "flush_document", flushed.append)
     checkpoint.flush()
-    assert flushed == [path.parent]
+    assert flushed == [path]
+
+
+@pytest.mark.parametrize("torn", [b"", b"\0" * 300, b'{"schema": 1, "slices": [\n{"pod_u'])
+def test_what_was_flushed_survives_a_power_cut_that_tears_what_was_not(
+    path: Path, torn: bytes
+) -> None:
+    checkpoint = Checkpoint(path)
+    checkpoint.add(slice_of("a"))
+    checkpoint.flush()
+    checkpoint.add(slice_of("b"))
+    checkpoint.add(slice_of("c"))
+    path.write_bytes(torn)
+    after = Checkpoint(path)
+    assert after.slices == (slice_of("a"),)
+    assert read_checkpoint(path)[0] == [slice_of("a")], "the enforcer reads it, too"
+    (problem,) = after.problems
+    assert problem.endswith("going on from " + str(path.with_name("slices.json.flushed")))
+    after.add(slice_of("d"))
+    after.flush()
+    assert Checkpoint(path).slices == (slice_of("a"), slice_of("d"))
+
+
+def test_a_slice_is_flushed_however_many_come_after_it(path: Path) -> None:
+    checkpoint = Checkpoint(path)
+    for name in ("a", "b", "c"):
+        checkpoint.add(slice_of(name))
+        checkpoint.flush()
+    checkpoint.add(slice_of("d"))
+    path.write_bytes(b"")
+    assert Checkpoint(path).slices == (slice_of("a"), slice_of("b"), slice_of("c"))
+
+
+def test_what_was_flushed_long_ago_does_not_come_back_while_the_file_is_well(path: Path) -> None:
+    checkpoint = Checkpoint(path)
+    checkpoint.add(slice_of("a"))
+    checkpoint.flush()
+    checkpoint.remove_pod("uid-pod")
+    checkpoint.flush()
+    assert Checkpoint(path).slices == ()
 
 
 def test_a_file_cut_off_anywhere_is_kept_aside_and_the_start_goes_on(path: Path) -> None:
