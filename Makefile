@@ -11,6 +11,8 @@ CLANG ?= $(or $(shell command -v clang clang-20 clang-19 clang-18 clang-17 clang
 	clang-14 | head -n 1),clang)
 
 BPF_ARCH ?= x86
+# Its headers, by the names of the distribution: the machine's own, or those to compile for another.
+BPF_TUPLE := $(if $(filter arm64,$(BPF_ARCH)),aarch64,x86_64)-linux-gnu
 
 PROTOS := enforcer/api/enforcer.proto $(wildcard deviceplugin/api/*.proto)
 PROTO_PY := $(PROTOS:.proto=_pb2.py)
@@ -38,7 +40,7 @@ $(PROTO_PY) $(BPF_OBJECTS): | $(PYTHON)
 bpf/%.bpf.o: bpf/%.bpf.c $(wildcard bpf/include/*.h)
 	$(CLANG) -target bpf -mcpu=v3 -O2 -g -Wall -Wextra -Wno-unused-parameter -Werror \
 		-D__TARGET_ARCH_$(BPF_ARCH) -ffile-prefix-map=$(CURDIR)=. -fdebug-compilation-dir=. \
-		-Ibpf/include -idirafter /usr/include/$(shell uname -m)-linux-gnu \
+		-Ibpf/include -idirafter /usr/include/$(BPF_TUPLE) -idirafter /usr/$(BPF_TUPLE)/include \
 		-c $< -o $@
 
 # What must hold before every commit. Tracked files only: `git add` comes first.

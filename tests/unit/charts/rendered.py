@@ -96,6 +96,9 @@ VARIANTS: dict[str, Values] = {
     },
 }
 
+REMOVED: Values = {"remove": {"enabled": True}}
+"""The one set of values with other pods."""
+
 
 def render(values: Values | None = None) -> list[Object]:
     """The objects for a cluster of the version that Helm's library takes for granted."""

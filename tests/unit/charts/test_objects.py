@@ -8,13 +8,14 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from tests.unit.charts.rendered import VARIANTS, Object, Values, only, render
+from tests.unit.charts.rendered import REMOVED, VARIANTS, Object, Values, only, render
 
 OLDEST = "1.25"
 """Chart.yaml's kubeVersion."""
 POLICIES = "1.30"
 """Since when there are ValidatingAdmissionPolicies."""
 NEWEST = kubernetes_validate.latest_version()
+ALL = {**VARIANTS, "removed": REMOVED}
 CUSTOM = {"ServiceMonitor", "PodMonitor", "PrometheusRule", "SecurityContextConstraints"}
 """Kinds that Kubernetes itself does not know."""
 
@@ -23,7 +24,7 @@ def since(item: Object) -> str:
     return POLICIES if item["kind"].startswith("ValidatingAdmission") else OLDEST
 
 
-@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
+@pytest.mark.parametrize("values", ALL.values(), ids=ALL)
 def test_the_oldest_and_the_newest_api_server_take_every_object(values: Values) -> None:
     for item in render(values):
         if item["kind"] in CUSTOM:
@@ -46,7 +47,7 @@ def containers(values: Values) -> list[Object]:
     return [*spec.get("initContainers", []), *spec["containers"]]
 
 
-@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
+@pytest.mark.parametrize("values", ALL.values(), ids=ALL)
 def test_no_container_is_privileged_and_without_escalation(values: Values) -> None:
     """The API server refuses the two together, and a new capability of CAP_SYS_ADMIN with it."""
     for container in containers(values):
