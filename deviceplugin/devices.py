@@ -53,7 +53,7 @@ class Device:
     @property
     def key(self) -> str:
         """Its name among the devices of this node: what its slots' ids start with."""
-        return _key(self.gpu.bdf, self.gpu.partition)
+        return gpu_key(self.gpu)
 
     @property
     def mib(self) -> int:
@@ -66,6 +66,11 @@ class Device:
         if self.gpu.partition is not None or not self.gpu.unique_id:
             return None
         return f"GPU-{self.gpu.unique_id:016x}"
+
+
+def gpu_key(gpu: Gpu) -> str:
+    """The key of the device that a GPU or partition is offered as."""
+    return _key(gpu.bdf, gpu.partition)
 
 
 def share_key(share: Share) -> str:
@@ -140,7 +145,7 @@ def _unusable(gpu: Gpu, terms: Terms) -> str | None:
 
 
 def _device(gpu: Gpu, name: str, terms: Terms) -> Device:
-    key = _key(gpu.bdf, gpu.partition)
+    key = gpu_key(gpu)
     hard = terms.partitions and gpu.compute_partition in _TYPES
     resource = partition_resource(gpu) if hard and terms.mixed else RESOURCE
     if hard and not terms.whole:
@@ -158,7 +163,7 @@ def device_name(gpu: Gpu) -> str:
     """
     number = _WHOLE if gpu.partition is None else gpu.partition
     uuid = smi_uuid(gpu.unique_id, gpu.device_id, number)
-    key = _key(gpu.bdf, gpu.partition)
+    key = gpu_key(gpu)
     return f"amdgpu-{key.replace(':', '-')}" if uuid is None else uuid
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The devices on offer and their health, from the inventory, looked at again and again."""
+"""The devices on offer and their health, looked at again and again."""
 
 from __future__ import annotations
 
@@ -9,18 +9,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from deviceplugin.devices import GONE, WITHHELD, Device, devices_of
-from enforcer.api.client import EnforcerError
-from enforcer.inventory import read_inventory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from deviceplugin.terms import Terms
-    from enforcer.api.client import Client
-    from enforcer.host.roots import Roots
     from enforcer.model import Gpu
-
-_SNAPSHOT_SECONDS = 2.0
 
 _log = logging.getLogger(__name__)
 
@@ -44,31 +38,6 @@ def merge(
     )
 
 
-class GpuSource:
-    """Where the GPUs are read: here, and by the enforcer.
-
-    KFD shows a GPU only to a process whose device cgroup allows its render node, which an
-    unprivileged container's does not. While the enforcer is away its last answer stays: its absence
-    is no news of the GPUs.
-    """
-
-    def __init__(self, roots: Roots, client: Client) -> None:
-        self._roots = roots
-        self._client = client
-        self._told: tuple[Gpu, ...] = ()
-
-    def read(self) -> tuple[list[Gpu], list[str]]:
-        """The GPUs, and one line for each problem."""
-        gpus, problems = read_inventory(self._roots)
-        try:
-            self._told = self._client.snapshot(_SNAPSHOT_SECONDS).gpus
-        except EnforcerError as error:
-            if not gpus and not self._told:
-                problems = [*problems, f"no GPU in sight here, and {error}"]
-        found = {(gpu.bdf, gpu.render): gpu for gpu in (*gpus, *self._told)}
-        return list(found.values()), problems
-
-
 class Offer:
     """The devices, kept by a thread; every method may be called from any thread."""
 
@@ -82,7 +51,8 @@ class Offer:
     ) -> None:
         """``read`` gives the GPUs and the problems, ``terms`` how they are offered, and problems.
 
-        ``ailing`` gives the GPUs that are there and unhealthy, by PCI address, and why. All are
+        ``ailing`` gives those that are there and unhealthy, by a device's key or a GPU's PCI
+        address, and why. All are
         called every ``seconds``.
         """
         self._on_change = on_change
@@ -135,12 +105,10 @@ class Offer:
         terms, overruled = self._terms()
         offered, left_out = devices_of(gpus, terms)
         ailing = self._ailing()
-        found = [
-            replace(device, healthy=False, why=ailing[device.gpu.bdf])
-            if device.gpu.bdf in ailing
-            else device
-            for device in offered
-        ]
+        found = []
+        for device in offered:
+            why = ailing.get(device.key) or ailing.get(device.gpu.bdf)
+            found.append(replace(device, healthy=False, why=why) if why else device)
         lines = (*problems, *overruled, *left_out)
         for line in lines:
             if line not in self._problems:

@@ -14,7 +14,7 @@ from deviceplugin.cdi import Cdi, Groups
 from deviceplugin.checkpoint import Checkpoint
 from deviceplugin.events import CHECKPOINT, CONFLICT, Event, Events
 from deviceplugin.exporter import Exporter
-from deviceplugin.health import GpuSource, Offer
+from deviceplugin.health import Offer
 from deviceplugin.hold import Holder
 from deviceplugin.hook import Hook
 from deviceplugin.node import Publisher
@@ -28,6 +28,7 @@ from deviceplugin.registration import register_all
 from deviceplugin.release import Release
 from deviceplugin.scheduled import Scheduled
 from deviceplugin.server import DevicePlugin
+from deviceplugin.source import GpuSource
 from deviceplugin.standing import FILE as STANDING
 from deviceplugin.standing import Standings
 from deviceplugin.terms import overridden
@@ -118,7 +119,13 @@ def _work(arguments: argparse.Namespace, stopping: threading.Event, api: ApiServ
         return overridden(configured, node.annotations if node is not None else {})
 
     exporter = Exporter(arguments.metrics_exporter)
-    offer = Offer(source.read, current_terms, arguments.health_pulse, cache.wake, exporter.ailing)
+    offer = Offer(
+        source.read,
+        current_terms,
+        arguments.health_pulse,
+        cache.wake,
+        lambda: {**exporter.ailing(), **source.ailing()},
+    )
     events = Events(api, cache, offer)
     pod_resources = arguments.kubelet_dir / "pod-resources" / "kubelet.sock"
     held = partial(read_pod_resources, pod_resources, _POD_RESOURCES_SECONDS)

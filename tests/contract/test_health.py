@@ -9,11 +9,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from enforcer.api.server import Server
+from enforcer.host.roots import Roots
+from enforcer.inventory import read_inventory
+from enforcer.model import DeviceTest, GpuHealth, HostSupport, Layer, LayerState, Snapshot
 from tests.contract.conftest import NODE, REGISTER, RESOURCE, eventually
 from tests.contract.peers.exporter import Exporter
 from tests.contract.peers.kubelet import AdmissionError, Second
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from enforcer.model import ImageLibc, Protection
     from tests.contract.conftest import Bench
 
 BDF, OTHER = "0000:05:00.0", "0000:65:00.0"
@@ -47,6 +55,59 @@ def test_a_gpu_the_exporter_calls_unhealthy_is_so_for_all_and_recovers(bench: Be
     bench.kubelet.wait_devices(RESOURCE, lambda ids: ids[f"{BDF}#0"] == "Healthy", timeout=20)
     eventually(lambda: events(bench)[1:] == [("AMDGPURecovered", "Normal")])
     exporter.close()
+
+
+class Enforcer:
+    """The node side of the local API, with what it says of two GPUs that this process reads."""
+
+    def __init__(self, root: Path) -> None:
+        self.gpus = tuple(read_inventory(Roots(sys=root / "sys"))[0])
+        self.ill: dict[str, str] = {}
+        self.shut: dict[str, str] = {}
+
+    def prepare(self, pod_uid: str, container: str, wait: float) -> list[tuple[Protection, bool]]:
+        return []
+
+    def snapshot(self) -> Snapshot | None:
+        gate, dmem = (LayerState(layer, "not tried") for layer in (Layer.GATE, Layer.DMEM))
+        health = tuple(
+            GpuHealth(one.bdf, one.bdf not in self.ill, self.ill.get(one.bdf, ""))
+            for one in self.gpus
+        )
+        return Snapshot(0.0, HostSupport(gate, dmem, "none"), self.gpus, (), health=health)
+
+    def test_devices(self, bdfs: Sequence[str], wait: float) -> list[DeviceTest]:
+        paths = ["/dev/kfd", *(f"/dev/dri/renderD{one.render}" for one in self.gpus)]
+        return [DeviceTest(path, self.shut.get(path, "")) for path in paths]
+
+    def image_libc(self, pod_uid: str, container: str, wait: float) -> ImageLibc:
+        raise TimeoutError
+
+
+def test_what_the_enforcer_says_of_a_gpu_reaches_kubelet_and_goes_again(bench: Bench) -> None:
+    enforcer = Enforcer(bench.root)
+    server = Server(enforcer, bench.root / "enforcer.sock")
+    server.start()
+    bench.start()
+    bench.gpu_ids()
+
+    def well(bdf: str) -> bool:
+        return bench.kubelet.wait_devices(RESOURCE)[f"{bdf}#0"] == "Healthy"
+
+    enforcer.ill[BDF] = "being reset: a hang"
+    eventually(lambda: not well(BDF) and well(OTHER), timeout=20)
+    eventually(lambda: events(bench) == [("AMDGPUUnhealthy", "Warning")])
+    enforcer.shut["/dev/dri/renderD129"] = "Input/output error"
+    eventually(lambda: not well(BDF) and not well(OTHER), timeout=20)
+    enforcer.ill.clear()
+    enforcer.shut.clear()
+    eventually(lambda: well(BDF) and well(OTHER), timeout=20)
+    messages = [item["message"] for item in bench.api.store.list("events", "")["items"]]
+    assert any("is unhealthy: being reset: a hang" in one for one in messages)
+    assert any("renderD129 cannot be used: Input/output error" in one for one in messages)
+    server.stop()
+    time.sleep(1)
+    assert well(BDF), "an enforcer that is away says nothing of the GPUs"
 
 
 def test_a_gpu_that_goes_and_comes_back_leaves_two_events(bench: Bench) -> None:

@@ -5,20 +5,13 @@ import threading
 from typing import TYPE_CHECKING
 
 from deviceplugin.devices import GONE, WITHHELD
-from deviceplugin.health import GpuSource, Offer, merge
+from deviceplugin.health import Offer, merge
 from deviceplugin.terms import Terms
-from enforcer.api.client import Client, EnforcerError
-from enforcer.host.roots import Roots
-from enforcer.model import HostSupport, Layer, LayerState, Snapshot
 
 from .given import BDF, OTHER, device, gpu
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import pytest
-
-    from enforcer.model import Gpu
 
 
 def terms() -> tuple[Terms, tuple[str, ...]]:
@@ -74,29 +67,24 @@ def test_a_problem_is_told_once_and_again_after_it_was_gone(
     assert caplog.text.count("KFD node 3: broken") == 2
 
 
-class TellingClient(Client):
-    """A connection to an enforcer that tells what a test says."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.gpus: tuple[Gpu, ...] | None = None
-
-    def snapshot(self, timeout: float) -> Snapshot:
-        if self.gpus is None:
-            raise EnforcerError(f"no answer within {timeout} s")
-        off = LayerState(Layer.GATE, "not tried")
-        return Snapshot(0.0, HostSupport(off, off, "none"), self.gpus, ())
-
-
-def test_the_enforcer_sees_gpus_that_this_process_may_not(tmp_path: Path) -> None:
-    with TellingClient(tmp_path / "none") as client:
-        source = GpuSource(Roots(sys=tmp_path), client)
-        gpus, problems = source.read()
-        assert gpus == []
-        assert "no GPU in sight" in problems[-1]
-        client.gpus = (gpu(), gpu(OTHER))
-        assert [one.bdf for one in source.read()[0]] == [BDF, OTHER]
-        client.gpus = None
-        assert [one.bdf for one in source.read()[0]] == [BDF, OTHER]
-        client.gpus = (gpu(OTHER),)
-        assert [one.bdf for one in source.read()[0]] == [OTHER]
+def test_a_gpu_is_unhealthy_by_its_own_key_or_by_its_address() -> None:
+    ailing: dict[str, str] = {}
+    gpus = [gpu(partition=n, render=128 + n, compute_partition="dpx") for n in range(2)]
+    partitions = Terms(operating_mode="partition")
+    offer = Offer(
+        lambda: ([*gpus, gpu(OTHER)], []),
+        lambda: (partitions, ()),
+        3600,
+        lambda: None,
+        lambda: ailing,
+    )
+    for key, why in (
+        (f"{BDF}-1", ["", "ill", ""]),
+        (BDF, ["ill", "ill", ""]),
+        (OTHER, ["", "", "ill"]),
+    ):
+        ailing.clear()
+        ailing[key] = "ill"
+        offer.look()
+        assert [one.why for one in offer.devices] == why
+        assert [one.healthy for one in offer.devices] == [not one for one in why]

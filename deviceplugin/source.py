@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the GPUs are read, and whether they can be used: here, and by the enforcer."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from deviceplugin.devices import gpu_key
+from enforcer.api.client import EnforcerError
+from enforcer.inventory import read_inventory
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from enforcer.api.client import Client
+    from enforcer.host.roots import Roots
+    from enforcer.model import Gpu
+
+_SNAPSHOT_SECONDS = 2.0
+_TEST_SECONDS = 5.0
+_LOOKS_A_TEST = 6
+"""Opening its render node wakes a GPU that sleeps, so not at every look, unless one failed."""
+_KFD = "kfd"
+
+
+class GpuSource:
+    """This process opens no device, and KFD shows it no GPU.
+
+    KFD does so only where the device cgroup allows the GPU's render node, which an unprivileged
+    container's does not. So the enforcer is asked for both. While it is away its last answers stay:
+    its absence is no news of the GPUs.
+    """
+
+    def __init__(self, roots: Roots, client: Client) -> None:
+        self._roots = roots
+        self._client = client
+        self._found: tuple[Gpu, ...] = ()
+        self._told: tuple[Gpu, ...] = ()
+        self._ill: Mapping[str, str] = {}
+        self._shut: Mapping[str, str] = {}
+        self._looks_left = 0
+
+    def read(self) -> tuple[list[Gpu], list[str]]:
+        """The GPUs, and one line for each problem."""
+        here: list[Gpu] = []
+        problems: list[str] = []
+        silence = ""
+        try:
+            snapshot = self._client.snapshot(_SNAPSHOT_SECONDS)
+        except EnforcerError as error:
+            silence = f"the enforcer says nothing of the GPUs: {error}"
+        else:
+            self._told = snapshot.gpus
+            self._ill = {one.bdf: one.reason for one in snapshot.health if not one.healthy}
+            self._test()
+        # Where it sees GPUs it sees all there are: they need not be read twice.
+        if silence or not self._told:
+            here, problems = read_inventory(self._roots)
+        if silence:
+            seen = "" if here or self._told else "no GPU in sight here, and "
+            problems.append(f"{seen}{silence}")
+        found = {(gpu.bdf, gpu.render): gpu for gpu in (*here, *self._told)}
+        self._found = tuple(found.values())
+        return list(found.values()), problems
+
+    def ailing(self) -> Mapping[str, str]:
+        """Why a GPU is not fit to be used, by its key or its PCI address; as of the last ``read``.
+
+        By what the kernel tells of it, and by opening ``/dev/kfd`` and its render node.
+        """
+        ailing = dict(self._ill)
+        for gpu in self._found:
+            for name in (_KFD, f"renderD{gpu.render}"):
+                if name in self._shut:
+                    ailing[gpu_key(gpu)] = self._shut[name]
+        return ailing
+
+    def _test(self) -> None:
+        if self._looks_left and not self._shut:
+            self._looks_left -= 1
+            return
+        self._looks_left = _LOOKS_A_TEST
+        try:
+            tests = self._client.test_devices(timeout=_TEST_SECONDS)
+        except EnforcerError:
+            # An enforcer that does not know the question yet, or that is ending.
+            return
+        self._shut = {
+            PurePosixPath(one.path).name: f"{one.path} cannot be used: {one.error}"
+            for one in tests
+            if not one.usable
+        }
