@@ -101,6 +101,13 @@ def main() -> int:
                 f"{name:16} {without:9.1f} ns  with the hook {hooked[name]:9.1f} ns"
                 f"  +{cost:.1f} ns  x{hooked[name] / without:.3f}"
             )
+        alone = min(
+            float(
+                container.run(PROGRAMS / "overhead", HOOK / "libringfence-hsa.so", env=_WITHOUT).out
+            )
+            for _ in range(_TURNS)
+        )
+        print(f"{'allocate + free':16} the tools library alone {alone:9.1f} ns")
         added = starts[True] - starts[False]
         print(
             f"{'start':16} {starts[False]:9.1f} us  with the auditor {starts[True]:6.1f} us"

@@ -50,3 +50,12 @@ def test_an_unknown_table_is_left_alone_and_reported(
     result = load(container, core, amd)
     assert result.lines == ["loaded 0", "core", "amd"]
     assert "of no version this library knows" in result.err
+
+
+def test_the_library_adds_little_to_an_allocation(container: Container) -> None:
+    container.give_mib(1024)
+    tool = str(HOOK / "libringfence-hsa.so")
+    env = {"LD_AUDIT": None, "HSA_TOOLS_LIB": None}
+    added = float(container.run(PROGRAMS / "overhead", tool, env=env).out)
+    # 35 ns on a quiet machine; a system call for each would be several times as much as this.
+    assert 0 < added < 500
