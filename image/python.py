@@ -61,7 +61,21 @@ def build_wheel(
         },
     )
     (wheel,) = wheels.glob("ringfence-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        if absent := sorted(generated(stage) - set(archive.namelist())):
+            raise StepError(f"{wheel.name}: expected {', '.join(absent)}, found none")
     return wheel
+
+
+def generated(source: Path) -> set[str]:
+    """What a wheel must have that is in no commit, by the sources it is made from."""
+    found = {"audit_hook/libringfence-audit.so", "audit_hook/libringfence-hsa.so"}
+    for proto in source.glob("*/api/*.proto"):
+        name = proto.relative_to(source).with_suffix("")
+        found |= {f"{name}_pb2.py", f"{name}_pb2_grpc.py"}
+    for program in source.glob("bpf/*.bpf.c"):
+        found.add(str(program.relative_to(source).with_suffix(".o")))
+    return found
 
 
 def install_locked(root: Path, architecture: Architecture, step: Step) -> None:
