@@ -59,7 +59,7 @@ check: prepare generate
 # Every tier of tests. Kernels are built first, on the first run, and not beside tests.
 .PHONY: test
 test: prepare generate
-	tests/testbed/prepare kernel driver stock
+	tests/testbed/prepare kernel driver stock kubelet
 	$(PYTHON) -m tests.tiers $(TIERS)
 
 # What takes too long for every change: the enforcer killed 200 times under load, on both kernels.

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
-from tests.testbed import client
+from tests.testbed import client, kubernetes
 from tests.testbed.cache import Cache, Report, StepError
 from tests.testbed.prometheus import VARIABLE as PROMETHEUS
 from tests.testbed.prometheus import prepare as prepare_prometheus
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _PYTEST = ("python", "-m", "pytest", "-p", "no:cacheprovider")
 _GUEST_SECONDS = 1800.0
+_WITHOUT_KUBELET = "--ignore=tests/vm/guest/kubelet"
 _STOP_SECONDS = 20.0
 
 
@@ -45,8 +46,10 @@ class Tier:
     paths: tuple[str, ...]
     node: NodeOptions | None = None
     environment: tuple[tuple[str, str], ...] = ()
-    only_on: tuple[str, str] | None = None
-    """ID and VERSION_ID of the one distribution whose packages it is written for; None: any."""
+    only_on: tuple[str, ...] = ()
+    """ID, or ID and VERSION_ID, of the distribution whose packages it is written for."""
+    kubernetes: bool = False
+    """Has a kubelet and an API server, whose programs are in $RINGFENCE_KUBERNETES."""
     soak: bool = False
     """Takes so long that it runs only when asked for."""
 
@@ -73,21 +76,22 @@ TIERS = (
     Tier(
         "guest-dmem",
         "slices held on a kernel with dmem",
-        ("tests/vm/guest",),
+        ("tests/vm/guest", _WITHOUT_KUBELET),
         NodeOptions(kernel="dmem", gpus=2),
     ),
     Tier(
         "guest-nodmem",
         "slices held on a kernel without dmem",
-        ("tests/vm/guest",),
+        ("tests/vm/guest", _WITHOUT_KUBELET),
         NodeOptions(kernel="nodmem", gpus=2),
     ),
     Tier(
-        "soak-scrape",
-        "a real Prometheus for a minute, while 200 containers come and go",
-        ("tests/contract/test_prometheus.py",),
-        environment=(("RINGFENCE_CHURN_SECONDS", "60"),),
-        soak=True,
+        "guest-kubelet",
+        "a real kubelet, API server and container runtime, on a kernel with dmem",
+        ("tests/vm/guest/kubelet",),
+        NodeOptions(kernel="dmem", gpus=2, memory_mib=3072),
+        only_on=("debian",),
+        kubernetes=True,
     ),
     Tier(
         "soak-hook",
@@ -95,6 +99,13 @@ TIERS = (
         ("tests/hook/soak", "tests/hook/test_fuzz.py"),
         environment=(("RINGFENCE_FUZZ_SECONDS", "600"), ("RINGFENCE_STORM_SECONDS", "300")),
         only_on=("debian", "12"),
+        soak=True,
+    ),
+    Tier(
+        "soak-scrape",
+        "a real Prometheus for a minute, while 200 containers come and go",
+        ("tests/contract/test_prometheus.py",),
+        environment=(("RINGFENCE_CHURN_SECONDS", "60"),),
         soak=True,
     ),
     Tier(
@@ -167,7 +178,7 @@ def table(results: Mapping[str, Outcome]) -> str:
 def fits(tier: Tier, os_release: Mapping[str, str]) -> bool:
     """Whether the tier is written for the machine with these fields of os-release."""
     machine = os_release.get("ID"), os_release.get("VERSION_ID")
-    return tier.only_on is None or tier.only_on == machine
+    return tier.only_on == machine[: len(tier.only_on)]
 
 
 def choose(names: Sequence[str], *, soak: bool) -> list[Tier]:
@@ -192,7 +203,9 @@ def main(argv: Sequence[str]) -> int:
     machine = platform.freedesktop_os_release()
     elsewhere = [tier for tier in chosen if not fits(tier, machine)]
     for tier in elsewhere:
-        report(f"tier {tier.name} is not for this distribution: it runs on {tier.only_on}")
+        report(
+            f"tier {tier.name} is not for this distribution: it runs on {' '.join(tier.only_on)}"
+        )
     chosen = [tier for tier in chosen if tier not in elsewhere]
     stop_by_exception()
     here = Here()
@@ -302,6 +315,8 @@ def _run(tier: Tier, cache: Cache, report: Report, here: Here) -> Outcome:
         PROMETHEUS: str(prepare_prometheus(cache, report)),
         **dict(tier.environment),
     }
+    if tier.kubernetes:
+        environment["RINGFENCE_KUBERNETES"] = str(kubernetes.prepare(cache, report).directory)
     show = Prefixed(tier.name, _show)
     started = time.monotonic()
     if tier.node is None:

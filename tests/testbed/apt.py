@@ -293,10 +293,12 @@ def open_archive(
     root: Path = Path("/"),
     name: str = "apt",
     suites: Sequence[str] = (),
+    types: str = "deb",
 ) -> Archive:
     """The machine's archive with an index no older than a day, or fetched now if `refresh`.
 
-    `suites` are others than the kernels' own, in an index of that `name`.
+    `suites` are others than the kernels' own, in an index of that `name`; `types` "deb deb-src" has
+    their source packages too.
     """
     if shutil.which("apt-get") is None:
         raise StepError("apt-get is not there: the testbed needs Debian or Ubuntu")
@@ -307,7 +309,7 @@ def open_archive(
             distribution = parse_os_release((root / "etc/os-release").read_text())
             source = distribution_source(machine_sources(root / "etc/apt"), distribution)
             wanted = suites or suites_in_reach(distribution)
-            archive.fetch_index(rewritten(source, wanted), holding)
+            archive.fetch_index(rewritten(source, wanted, types), holding)
     return archive
 
 

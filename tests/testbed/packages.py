@@ -19,7 +19,9 @@ PACKAGES = {
     ),
     "virtual machines": ("qemu-system-x86", "busybox-static", "erofs-utils", "util-linux"),
     "eBPF": ("clang", "llvm", "libbpf1", "libbpf-dev", "python3-bpfcc"),
-    "containers": ("runc",),
+    # The last has the default filter of system calls that container runtimes use.
+    "containers": ("runc", "openssl", "golang-github-containers-common"),
+    "a kubelet and its API server": ("openssl",),
     "the hook, over ROCm without a GPU": (
         *("g++", "rustc", "libamdhip64-5", "libamdhip64-dev", "libhsa-runtime64-1"),
         *("libhsa-runtime-dev", "libamd-comgr2", "libhsakmt-dev", "libdrm-dev"),

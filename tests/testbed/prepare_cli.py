@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.testbed import image, kernels, kmodule, packages, stock, venv
+from tests.testbed import image, kernels, kmodule, kubernetes, packages, stock, venv
 from tests.testbed.cache import Cache, Report, StepError
 from tests.testbed.stopping import stop_by_exception
 
@@ -25,6 +26,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "kernel": kernels.LINES,
     "driver": kernels.LINES,
     "stock": stock.NAMES,
+    "kubelet": (),
 }
 """Steps in the order in which each has what it needs, and the names each can be given."""
 
@@ -63,16 +65,16 @@ def main(argv: Sequence[str]) -> int:
     """Do the steps; 0 if all are done, 1 with a message that says what to do if one is not."""
     parser = argparse.ArgumentParser(
         prog="tests/testbed/prepare",
-        description="Prepare this machine: packages, virtual environment, kernels, driver.",
+        description="Prepare this machine: packages, Python, kernels, driver, kubelet.",
         epilog="Everything built is kept in $RINGFENCE_CACHE (default ~/.cache/ringfence).",
     )
-    parser.add_argument("--refresh", action="store_true", help="look for newer kernel packages")
+    parser.add_argument("--refresh", action="store_true", help="look for newer packages to build")
     parser.add_argument(
         "steps",
         nargs="*",
         metavar="STEP",
         help="packages, venv, kernel [dmem|nodmem], driver [dmem|nodmem], "
-        "stock [6.1|6.12|newest], all (default)",
+        "stock [6.1|6.12|newest], kubelet, all (default)",
     )
     options = parser.parse_args(argv)
     try:
@@ -106,6 +108,10 @@ def _do(wish: Wish, cache: Cache, report: Report, *, refresh: bool) -> None:
             kmodule.prepare(cache, kernels.prepare(cache, wish.name, report), report)
         case "stock":
             stock.prepare(cache, wish.name, report, refresh=refresh)
+        case "kubelet" if kubernetes.obtainable(platform.freedesktop_os_release()):
+            kubernetes.prepare(cache, report, refresh=refresh)
+        case "kubelet":
+            report("kubelet: left out, as its source is in Debian's archive alone")
         case other:
             raise AssertionError(other)
 

@@ -87,7 +87,10 @@ def test_a_tier_for_one_distribution_is_left_to_it() -> None:
     assert fits(hook, {"ID": "debian", "VERSION_ID": "12"})
     assert not fits(hook, {"ID": "debian", "VERSION_ID": "13"})
     assert not fits(hook, {})
-    assert all(fits(tier, {}) for tier in TIERS if tier not in (hook, soak))
+    (kubelet,) = (tier for tier in TIERS if tier.name == "guest-kubelet")
+    assert fits(kubelet, {"ID": "debian", "VERSION_ID": "13"})
+    assert not fits(kubelet, {"ID": "ubuntu", "VERSION_ID": "24.04"})
+    assert all(fits(tier, {}) for tier in TIERS if tier not in (hook, soak, kubelet))
 
 
 def test_an_unknown_tier_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,26 +65,25 @@ def bind(api: ApiServer, item: Json, node: str, devices: str, *, lock: bool = Tr
     """Schedule a pod: Filter, lock, phase, binding, in a scheduler's order."""
     item = api.put_pod(filter_pod(item, node, devices))
     key = item["metadata"]["namespace"], item["metadata"]["name"]
-    return _bind(
+    lock_and_mark(
         *key,
-        node,
         lambda patch: api.store.patch("nodes", ("", node), patch) if lock else {},
         lambda patch: api.store.patch("pods", key, patch),
     )
+    return api.store.patch("pods", key, {"spec": {"nodeName": node}})
 
 
-def _bind(
+def lock_and_mark(
     namespace: str,
     name: str,
-    node: str,
     patch_node: Callable[[Json], Json],
     patch_pod: Callable[[Json], Json],
-) -> Json:
+) -> None:
+    """What a scheduler writes between its choice and the binding."""
     value = f"{datetime.now(UTC).isoformat()},{namespace},{name}"
     patch_node({"metadata": {"annotations": {"hami.io/mutex.lock": value}}})
     phase = {"hami.io/bind-phase": "allocating", "hami.io/bind-time": str(int(time.time()))}
     patch_pod({"metadata": {"annotations": phase}})
-    return patch_pod({"spec": {"nodeName": node}})
 
 
 def _request(method: str, url: str, body: Json) -> Json:
@@ -119,13 +118,13 @@ def main(argv: list[str]) -> int:
     api = f"{arguments.server.rstrip('/')}/api/v1"
     path = f"{api}/namespaces/{arguments.namespace}/pods/{arguments.pod}"
     _request("PUT", path, filter_pod(item, arguments.node, arguments.devices))
-    bound = _bind(
+    lock_and_mark(
         arguments.namespace,
         arguments.pod,
-        arguments.node,
         lambda patch: _request("PATCH", f"{api}/nodes/{arguments.node}", patch),
         lambda patch: _request("PATCH", path, patch),
     )
+    bound = _request("PATCH", path, {"spec": {"nodeName": arguments.node}})
     sys.stdout.write(f"{json.dumps(bound)}\n")
     return 0
 

@@ -99,6 +99,12 @@ def test_rewriting_changes_the_suites_only() -> None:
     )
 
 
+def test_source_packages_are_wanted_only_where_they_are_asked_for() -> None:
+    source = Source(("http://x",), ("bookworm",), ("main",))
+    assert apt.rewritten(source, ["sid"]).startswith("Types: deb\n")
+    assert apt.rewritten(source, ["sid"], "deb deb-src").startswith("Types: deb deb-src\n")
+
+
 def test_a_source_without_a_keyring_is_rewritten_without_one() -> None:
     source = Source(("http://x",), ("bookworm",), ("main",))
     assert "Signed-By" not in apt.rewritten(source, ["sid"])

@@ -20,7 +20,7 @@ from enforcer.model import pci_key
 from enforcer.slices import FILE, write_checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from enforcer.model import Slice
 
@@ -30,7 +30,9 @@ _EMPTY = LedgerUsage(0, 0, 0, 0, 0, 0, 0, 0)
 _T = TypeVar("_T")
 
 
-def wait_for(what: str, condition: Callable[[], _T | None], seconds: float = 20) -> _T:
+def wait_for(
+    what: str, condition: Callable[[], _T | None], seconds: float = 20, pause: float = 0.05
+) -> _T:
     """What ``condition`` returns once it is neither None nor False; AssertionError if never."""
     deadline = time.monotonic() + seconds
     while True:
@@ -38,16 +40,20 @@ def wait_for(what: str, condition: Callable[[], _T | None], seconds: float = 20)
         if result is not None and result is not False:
             return result
         assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
-        time.sleep(0.05)
+        time.sleep(pause)
 
 
-class Daemon:
-    """One ``ringfence`` subcommand as a process; its log goes to a file of the same name."""
+class Program:
+    """A process of the node; its log goes to a file of its name."""
 
-    def __init__(self, name: str, options: Sequence[str], logs: Path) -> None:
+    def __init__(
+        self, name: str, argv: Sequence[str], logs: Path, env: Mapping[str, str] | None = None
+    ) -> None:
+        """``env`` is added to this process's own."""
         self.name = name
+        self._env = dict(env or {})
         self.log = logs / f"{name}.log"
-        self._options = list(options)
+        self._argv = list(argv)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -59,9 +65,10 @@ class Daemon:
         """Start the process, without waiting for anything."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*_RINGFENCE, self.name, *self._options],
+                self._argv,
                 stdout=log,
                 stderr=log,
+                env=os.environ | self._env,
             )
 
     def alive(self) -> bool:
@@ -91,6 +98,13 @@ class Daemon:
         return status
 
 
+class Daemon(Program):
+    """One ``ringfence`` subcommand."""
+
+    def __init__(self, name: str, options: Sequence[str], logs: Path) -> None:
+        super().__init__(name, [*_RINGFENCE, name, *options], logs)
+
+
 class Enforcer(Daemon):
     """``ringfence enforcer`` with a checkpoint of its own."""
 
@@ -100,9 +114,10 @@ class Enforcer(Daemon):
         logs: Path,
         layers: str = "auto",
         port: int = 9394,
+        interval: float = 0.2,
         more: Sequence[str] = (),
     ) -> None:
-        """``more``: further options."""
+        """``interval``: seconds between passes where nothing happens; ``more``: further options."""
         self.state = state
         self.layers = layers
         self.metrics_url = f"http://127.0.0.1:{port}/metrics"
@@ -112,7 +127,7 @@ class Enforcer(Daemon):
             "--metrics-address",
             f"127.0.0.1:{port}",
             "--interval",
-            "0.2",
+            str(interval),
             "--layers",
             layers,
             "--node-name",

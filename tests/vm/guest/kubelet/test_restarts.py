@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a killed container, kubelet or enforcer changes for pods of a real kubelet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from enforcer.model import MIB
+from tests.vm.guest.kubelet.cluster import Talk, eventually, is_held, leaves_nothing
+
+if TYPE_CHECKING:
+    from enforcer.model import Gpu
+    from tests.vm.guest.kubelet.cluster import Cluster
+
+
+def test_a_killed_container_starts_again_with_the_slice_it_had(cluster: Cluster, gpu: Gpu) -> None:
+    pod = cluster.admitted("again", cluster.share(0, 96, 16))
+    one = cluster.running(pod)
+    [given] = cluster.slices()
+    with Talk("again", "main") as client:
+        client.open(gpu)
+        client.ask(f"fill kfd {gpu.kfd_id} {MIB}")
+        one.kill()
+    other = cluster.running(pod, other_than=one.id)
+    # No Allocate comes for it: the slice is the one it had, and is held before it starts.
+    assert cluster.slices() == [given]
+    is_held(other, gpu, 96 * MIB)
+    with Talk("again", "main") as client:
+        client.open(gpu)
+        assert int(client.ask(f"fill kfd {gpu.kfd_id} {MIB}")["bytes"]) == 96 * MIB
+    leaves_nothing(cluster, other, gpu)
+
+
+def test_no_container_starts_while_nothing_holds_its_slice(cluster: Cluster, gpu: Gpu) -> None:
+    cluster.enforcer.kill()
+    pod = cluster.admitted("waits", cluster.share(0, 96, 16))
+
+    def refused() -> dict[str, str] | None:
+        now = cluster.api.pod("waits")
+        assert now is not None
+        [status] = now["status"].get("containerStatuses") or [{"state": {}}]
+        waiting: dict[str, str] = status["state"].get("waiting", {})
+        return waiting if waiting.get("reason") == "CreateContainerConfigError" else None
+
+    why = eventually("the refusal of its start", refused)
+    assert "enforcer" in why["message"]
+    assert any("PreStartContainer" in event for event in cluster.api.events("waits"))
+    cluster.enforcer.start()
+    one = cluster.running(pod)
+    is_held(one, gpu, 96 * MIB)
+    leaves_nothing(cluster, one, gpu)
+
+
+def test_a_killed_kubelet_finds_plugin_and_pods_again(cluster: Cluster, gpu: Gpu) -> None:
+    pod = cluster.admitted("stays", cluster.share(0, 96, 16))
+    one = cluster.running(pod)
+    slots = cluster.allocatable()
+    held = cluster.devices()
+    with Talk("stays", "main") as client:
+        client.open(gpu)
+        cluster.kubelet.kill()
+        assert int(client.ask(f"fill kfd {gpu.kfd_id} {MIB}")["bytes"]) == 96 * MIB
+        cluster.kubelet.start()
+        eventually("kubelet's record of devices", lambda: cluster.devices() == held)
+        other = cluster.running(cluster.admitted("later", cluster.share(0, 64, 16)))
+        is_held(other, gpu, 64 * MIB)
+        eventually("all slots on the node", lambda: cluster.allocatable() == slots)
+        # It is the same container: nobody restarted it, and it has what it had.
+        assert cluster.running(pod).id == one.id
+        is_held(one, gpu, 96 * MIB)
+        assert client.refused(f"kfd-alloc {gpu.kfd_id} 4096") == "ENOMEM"
+    leaves_nothing(cluster, one, gpu)
