@@ -27,7 +27,16 @@ struct making {
 BPF_TABLE("lru_hash", u64, u32, callers, 8192);
 BPF_TABLE("lru_hash", u64, struct making, makings, 8192);
 BPF_HASH(buffers, u64, struct buffer, 262144);
+#ifdef HISTOGRAM
+struct size_class {
+	u64 cgroup;
+	u32 gpu;
+	u32 log2;
+};
+BPF_HASH(sizes, struct size_class, u64, 16384);
+#else
 BPF_RINGBUF_OUTPUT(events, 64);
+#endif
 BPF_ARRAY(lost, u64, 1);
 
 static u64 pointer_at(u64 at)
@@ -56,11 +65,28 @@ static u32 gpu_of(u64 adev)
 	       (word_at(pdev + PCI_DEV_DEVFN) & 0xff);
 }
 
+#ifdef HISTOGRAM
+static void tell(struct buffer *buffer)
+{
+	struct size_class class = { .cgroup = buffer->cgroup, .gpu = buffer->gpu };
+	u64 one = 1, *count;
+
+	if (buffer->freed || buffer->via == VIA_PAGE_TABLE)
+		return;
+	class.log2 = bpf_log2l(buffer->size) - 1;
+	count = sizes.lookup_or_try_init(&class, &(u64){ 0 });
+	if (count)
+		lock_xadd(count, one);
+	else
+		lost.increment(0);
+}
+#else
 static void tell(struct buffer *buffer)
 {
 	if (events.ringbuf_output(buffer, sizeof(*buffer), 0))
 		lost.increment(0);
 }
+#endif
 
 int create_enter(struct pt_regs *ctx)
 {
@@ -68,6 +94,10 @@ int create_enter(struct pt_regs *ctx)
 	struct making making = {};
 	u32 *via;
 
+#ifdef ONLY_PID
+	if (task >> 32 != ONLY_PID)
+		return 0;
+#endif
 	if (!(word_at(bp + AMDGPU_BO_PARAM_DOMAIN) & VRAM))
 		return 0;
 	making.bo_ptr = PT_REGS_PARM3(ctx);

@@ -26,7 +26,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def programs() -> list[str]:
-    """The programs there are: modules of ``bpf.tools`` named after what they snoop on."""
+    """The programs there are: modules of ``bpf.tools`` named after what they watch."""
     return sorted(
-        module.name for module in iter_modules(bpf.tools.__path__) if module.name.endswith("snoop")
+        module.name
+        for module in iter_modules(bpf.tools.__path__)
+        if module.name.endswith(("snoop", "hist"))
     )

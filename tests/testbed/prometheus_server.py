@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Prometheus that scrapes what a test tells it to, every second, and answers queries."""
+"""A Prometheus that scrapes what a test tells it to, and answers queries."""
 
 from __future__ import annotations
 
@@ -35,14 +35,19 @@ class Prometheus:
     """
 
     def __init__(
-        self, directory: Path, targets: Mapping[str, str], rules: Path | None = None
+        self,
+        directory: Path,
+        targets: Mapping[str, str],
+        rules: Path | None = None,
+        interval: str = "1s",
     ) -> None:
+        """``interval`` is also the time a scrape may take."""
         directory.mkdir(parents=True, exist_ok=True)
         self.log = directory / "prometheus.log"
         self._directory = directory
         self._port = _free_port()
         config: dict[str, Any] = {
-            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+            "global": {"scrape_interval": interval, "evaluation_interval": interval},
             "scrape_configs": [
                 {
                     "job_name": "ringfence",

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from bpf.tools import vramsnoop
+from enforcer.cli import trace
 
 ROOT = Path(__file__).resolve().parents[3]
 README = ROOT / "README.md"
@@ -28,7 +29,12 @@ def test_every_link_leads_to_a_file(page: Path) -> None:
     assert [target for target in targets if not (page.parent / target).exists()] == []
 
 
-def test_the_options_of_vramsnoop_are_those_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", trace.programs())
+def test_the_options_of_each_tool_are_those_it_has(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    text = vramsnoop.parser().format_help()
-    assert text[text.index("options:") :] in (ROOT / "docs/trace.md").read_text()
+    text: str = import_module(f"bpf.tools.{name}").parser().format_help()
+    page = (ROOT / "docs/trace.md").read_text()
+    assert f"## {name}: " in page
+    assert text[text.index("options:") :] in page.partition(f"## {name}: ")[2].partition("\n## ")[0]
