@@ -206,8 +206,19 @@ class TestKfd:
             assert one.refused(f"kfd-alloc {gpu.kfd_id} {args}") in {"EINVAL", "ENOMEM"}
         assert one.refused(f"kfd-alloc {gpu.kfd_id ^ 1} 4096") == "EINVAL"
         assert one.refused("kfd-free 12345") == "EINVAL"
-        assert one.refused(f"svm {gpu.kfd_id} 65536") == "EPERM"
         assert used(gpu) == PAGE
+
+    def test_shared_virtual_memory_lies_in_vram_until_its_process_ends(
+        self, group: Group, gpu: Gpu
+    ) -> None:
+        one = group.client(gpu)
+        if one.refused(f"svm {gpu.kfd_id} 65536") == "EPERM":
+            return  # as the distribution builds this kernel
+        assert used(gpu) == PAGE + 65536
+        proc = Path(f"/sys/class/kfd/kfd/proc/{one.process.pid}")
+        assert (proc / f"vram_{gpu.kfd_id}").read_text() == "65536\n"
+        one.finish()
+        nothing_left(gpu)
 
     def test_a_buffer_is_shared_with_another_process_and_gpu(
         self, groups: Callable[[], Group], gpus: list[Gpu]

@@ -72,6 +72,11 @@ struct dmem_cgroup_region;
 #define SIM_KFD_CONTEXTS 1
 #endif
 
+/* Debian builds with HSA_AMD_SVM from 6.16. */
+#if SIM_KERNEL_AT_LEAST(6, 16)
+#define SIM_HAS_SVM 1
+#endif
+
 static inline int sim_ttm_device_init(struct ttm_device *bdev, const struct ttm_device_funcs *funcs,
 				      struct device *dev, struct drm_device *ddev)
 {

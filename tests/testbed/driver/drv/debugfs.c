@@ -7,8 +7,8 @@
  *   sim_move_delay_ms      how long a buffer move takes from now on
  *   sim_gpu_busy_percent, sim_mem_busy_percent   what sysfs shows
  *   amdgpu_gpu_recover     reading it "resets" the GPU, as in the real driver
- *   sim_reset_fails        resets begin and do not end from now on
  *   sim_vm_fault           writing a pasid makes a VM fault of it
+ *   sim_svm_fault          writing "pid address" has that memory moved to the GPU
  */
 #include <linux/debugfs.h>
 #include <linux/pid.h>
@@ -19,6 +19,7 @@
 #include <drm/drm_print.h>
 
 #include "amdgpu.h"
+#include "kfd.h"
 
 static struct dentry *sim_root;
 static unsigned int sim_root_users;
@@ -79,6 +80,33 @@ static int sim_vm_fault_set(void *data, u64 pasid)
 }
 DEFINE_DEBUGFS_ATTRIBUTE(sim_vm_fault_fops, NULL, sim_vm_fault_set, "%llu\n");
 
+#ifdef SIM_HAS_SVM
+/* "PID ADDRESS", the address in hexadecimal. */
+static ssize_t sim_svm_fault_write(struct file *file, const char __user *from, size_t size,
+				   loff_t *at)
+{
+	unsigned long long address;
+	char text[64];
+	int pid, r;
+
+	if (size >= sizeof(text))
+		return -EINVAL;
+	if (copy_from_user(text, from, size))
+		return -EFAULT;
+	text[size] = 0;
+	if (sscanf(text, "%d %llx", &pid, &address) != 2)
+		return -EINVAL;
+	r = sim_svm_fault(file_inode(file)->i_private, pid, address);
+	return r ?: size;
+}
+
+static const struct file_operations sim_svm_fault_fops = {
+	.owner = THIS_MODULE,
+	.open = simple_open,
+	.write = sim_svm_fault_write,
+};
+#endif
+
 void amdgpu_debugfs_init(struct amdgpu_device *adev)
 {
 	struct dentry *dir;
@@ -94,7 +122,9 @@ void amdgpu_debugfs_init(struct amdgpu_device *adev)
 	debugfs_create_file("sim_buffers", 0444, dir, adev, &sim_buffers_fops);
 	debugfs_create_file("amdgpu_gpu_recover", 0444, dir, adev, &amdgpu_gpu_recover_fops);
 	debugfs_create_file("sim_vm_fault", 0200, dir, adev, &sim_vm_fault_fops);
-	debugfs_create_bool("sim_reset_fails", 0644, dir, &adev->sim_reset_fails);
+#ifdef SIM_HAS_SVM
+	debugfs_create_file("sim_svm_fault", 0200, dir, adev, &sim_svm_fault_fops);
+#endif
 	debugfs_create_u32("sim_move_delay_ms", 0644, dir, &adev->sim_move_delay_ms);
 	debugfs_create_u32("sim_gpu_busy_percent", 0644, dir, &adev->sim_gpu_busy_percent);
 	debugfs_create_u32("sim_mem_busy_percent", 0644, dir, &adev->sim_mem_busy_percent);

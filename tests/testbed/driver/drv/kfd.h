@@ -88,6 +88,15 @@ struct queue_properties {
 	bool is_evicted;
 };
 
+struct mqd_update_info {
+	union {
+		struct {
+			uint32_t count; /* Must be a multiple of 32 */
+			uint32_t *ptr;
+		} cu_mask;
+	};
+};
+
 struct queue {
 	struct list_head list;
 	struct queue_properties properties;
@@ -103,6 +112,11 @@ struct process_queue_manager {
 	struct kfd_process *process;
 	struct list_head queues;
 	struct ida sim_ids;
+};
+
+/* Ranges of shared virtual memory, by address; protected by the process's mutex. */
+struct svm_range_list {
+	struct list_head list;
 };
 
 struct kfd_process_device {
@@ -159,6 +173,8 @@ struct kfd_process {
 	struct kobject *kobj;
 	struct kobject *kobj_queues;
 	struct attribute attr_pasid;
+	/* shared virtual memory registered by this process */
+	struct svm_range_list svms;
 #ifdef SIM_KFD_CONTEXTS
 	u16 context_id;
 	struct ida id_table;
@@ -200,6 +216,13 @@ int kfd_process_restore_queues(struct kfd_process *p);
 int kgd2kfd_schedule_evict_and_restore_process(struct mm_struct *mm, u16 context_id,
 					       struct dma_fence *fence);
 
+#ifdef SIM_HAS_SVM
+/* A reference, or NULL. */
+struct kfd_process *sim_lookup_process_by_pasid(u32 pasid);
+/* That of the GPU in the process; 0: none. */
+u32 sim_pasid_of(pid_t pid, struct amdgpu_device *adev);
+#endif
+
 int sim_procfs_init(struct kobject *parent);
 void sim_procfs_exit(void);
 int kfd_create_process_sysfs(struct kfd_process *process, struct kfd_process *primary);
@@ -215,11 +238,43 @@ int pqm_create_queue(struct process_queue_manager *pqm, struct kfd_node *dev,
 int pqm_destroy_queue(struct process_queue_manager *pqm, unsigned int qid);
 int sim_pqm_update(struct process_queue_manager *pqm, unsigned int qid,
 		   const struct queue_properties *properties);
-int sim_pqm_set_cu_mask(struct process_queue_manager *pqm, unsigned int qid, const u32 *mask,
-			u32 bits);
+int pqm_update_mqd(struct process_queue_manager *pqm, unsigned int qid,
+		   struct mqd_update_info *minfo);
 void sim_pqm_set_evicted(struct process_queue_manager *pqm, bool evicted);
 void sim_pqm_remove_node(struct process_queue_manager *pqm, struct kfd_node *node);
 u32 sim_pqm_cu_occupancy(struct process_queue_manager *pqm, struct kfd_node *node);
+
+/* ---- shared virtual memory (kfd_svm.c) ---- */
+
+#ifdef SIM_HAS_SVM
+struct svm_range;
+
+void svm_range_list_init(struct kfd_process *p);
+/* Also frees what lies in VRAM. */
+void svm_range_list_fini(struct kfd_process *p);
+int svm_ioctl(struct kfd_process *p, enum kfd_ioctl_svm_op op, uint64_t start, uint64_t size,
+	      uint32_t nattrs, struct kfd_ioctl_svm_attribute *attrs);
+int svm_range_vram_node_new(struct kfd_node *node, struct svm_range *prange, bool clear);
+int svm_range_restore_pages(struct amdgpu_device *adev, unsigned int pasid, uint32_t vmid,
+			    uint32_t node_id, uint64_t addr, uint64_t ts, bool write_fault);
+void svm_range_bo_destroy(struct ttm_buffer_object *tbo);
+/* With p->mutex held: nothing of it lies on @node any more. */
+void sim_svm_drop_node(struct kfd_process *p, struct kfd_node *node);
+/* The GPU touches @address of the process: a kernel thread moves it there. */
+int sim_svm_fault(struct amdgpu_device *adev, pid_t pid, u64 address);
+#else
+static inline void svm_range_list_init(struct kfd_process *p)
+{
+}
+
+static inline void svm_range_list_fini(struct kfd_process *p)
+{
+}
+
+static inline void sim_svm_drop_node(struct kfd_process *p, struct kfd_node *node)
+{
+}
+#endif
 
 /* ---- character device (kfd_chardev.c), topology, events ---- */
 

@@ -30,6 +30,7 @@ typedef int amdkfd_ioctl_t(struct file *filep, struct kfd_process *p, void *data
 struct amdkfd_ioctl_desc {
 	unsigned int cmd;
 	amdkfd_ioctl_t *func;
+	int (*validate)(void *kdata, unsigned int usize);
 };
 
 struct device *kfd_device;
@@ -171,19 +172,21 @@ static int kfd_ioctl_update_queue(struct file *filep, struct kfd_process *p, voi
 static noinline int kfd_ioctl_set_cu_mask(struct file *filp, struct kfd_process *p, void *data)
 {
 	struct kfd_ioctl_set_cu_mask_args *args = data;
-	u32 bits = min(args->num_cu_mask, (u32)SIM_MAX_CUS);
-	u32 *mask;
+	struct mqd_update_info minfo = {
+		.cu_mask.count = min(args->num_cu_mask, (u32)SIM_MAX_CUS),
+	};
 	int r;
 
 	if (!args->num_cu_mask || args->num_cu_mask % 32)
 		return -EINVAL;
-	mask = memdup_user(u64_to_user_ptr(args->cu_mask_ptr), bits / 8);
-	if (IS_ERR(mask))
-		return PTR_ERR(mask);
+	minfo.cu_mask.ptr =
+		memdup_user(u64_to_user_ptr(args->cu_mask_ptr), minfo.cu_mask.count / 8);
+	if (IS_ERR(minfo.cu_mask.ptr))
+		return PTR_ERR(minfo.cu_mask.ptr);
 	mutex_lock(&p->mutex);
-	r = sim_pqm_set_cu_mask(&p->pqm, args->queue_id, mask, bits);
+	r = pqm_update_mqd(&p->pqm, args->queue_id, &minfo);
 	mutex_unlock(&p->mutex);
-	kfree(mask);
+	kfree(minfo.cu_mask.ptr);
 	return r;
 }
 
@@ -553,10 +556,28 @@ static int kfd_ioctl_smi_events(struct file *filep, struct kfd_process *p, void 
 	return r;
 }
 
-/* As a driver built without HSA_AMD_SVM, which is how Debian builds 6.12. */
+static int kfd_ioctl_svm_validate(void *kdata, unsigned int usize)
+{
+	struct kfd_ioctl_svm_args *args = kdata;
+
+	return usize < struct_size(args, attrs, args->nattr) ? -EINVAL : 0;
+}
+
 static noinline int kfd_ioctl_svm(struct file *filep, struct kfd_process *p, void *data)
 {
+#ifdef SIM_HAS_SVM
+	struct kfd_ioctl_svm_args *args = data;
+
+	if (sim_context_id(p) != KFD_CONTEXT_ID_PRIMARY)
+		return -EOPNOTSUPP;
+	if (!PAGE_ALIGNED(args->start_addr) || !PAGE_ALIGNED(args->size) || !args->start_addr ||
+	    !args->size)
+		return -EINVAL;
+	return svm_ioctl(p, args->op, args->start_addr, args->size, args->nattr, args->attrs);
+#else
+	/* As a driver built without HSA_AMD_SVM, which is how Debian builds 6.12. */
 	return -EPERM;
+#endif
 }
 
 /* No model here retries page faults: XNACK is off and cannot be turned on. */
@@ -604,7 +625,11 @@ static const struct amdkfd_ioctl_desc amdkfd_ioctls[AMDKFD_COMMAND_END] = {
 	AMDKFD_IOCTL_DEF(AMDKFD_IOC_GET_DMABUF_INFO, kfd_ioctl_get_dmabuf_info),
 	AMDKFD_IOCTL_DEF(AMDKFD_IOC_IMPORT_DMABUF, kfd_ioctl_import_dmabuf),
 	AMDKFD_IOCTL_DEF(AMDKFD_IOC_SMI_EVENTS, kfd_ioctl_smi_events),
-	AMDKFD_IOCTL_DEF(AMDKFD_IOC_SVM, kfd_ioctl_svm),
+	[_IOC_NR(AMDKFD_IOC_SVM)] = {
+		.cmd = AMDKFD_IOC_SVM,
+		.func = kfd_ioctl_svm,
+		.validate = kfd_ioctl_svm_validate,
+	},
 	AMDKFD_IOCTL_DEF(AMDKFD_IOC_SET_XNACK_MODE, kfd_ioctl_set_xnack_mode),
 	AMDKFD_IOCTL_DEF(AMDKFD_IOC_AVAILABLE_MEMORY, kfd_ioctl_get_available_memory),
 	AMDKFD_IOCTL_DEF(AMDKFD_IOC_EXPORT_DMABUF, kfd_ioctl_export_dmabuf),
@@ -647,6 +672,11 @@ static noinline long kfd_ioctl(struct file *filep, unsigned int cmd, unsigned lo
 	if (ioctl->cmd & IOC_IN && copy_from_user(kdata, (void __user *)arg, usize)) {
 		r = -EFAULT;
 		goto out;
+	}
+	if (ioctl->validate) {
+		r = ioctl->validate(kdata, usize);
+		if (r)
+			goto out;
 	}
 	r = ioctl->func(filep, process, kdata);
 	if (ioctl->cmd & IOC_OUT && copy_to_user((void __user *)arg, kdata, usize))

@@ -69,6 +69,44 @@ static struct kfd_process *kfd_lookup_process_by_mm(const struct mm_struct *mm)
 	return p;
 }
 
+#ifdef SIM_HAS_SVM
+struct kfd_process *sim_lookup_process_by_pasid(u32 pasid)
+{
+	struct kfd_process *p, *found = NULL;
+	u32 i;
+
+	mutex_lock(&kfd_processes_mutex);
+	list_for_each_entry(p, &sim_processes, sim_list) {
+		for (i = 0; !p->sim_released && i < p->n_pdds; i++) {
+			if (p->pdds[i]->pasid == pasid)
+				found = p;
+		}
+	}
+	if (found)
+		kref_get(&found->ref);
+	mutex_unlock(&kfd_processes_mutex);
+	return found;
+}
+
+u32 sim_pasid_of(pid_t pid, struct amdgpu_device *adev)
+{
+	struct kfd_process *p;
+	u32 i, pasid = 0;
+
+	mutex_lock(&kfd_processes_mutex);
+	list_for_each_entry(p, &sim_processes, sim_list) {
+		if (p->lead_thread->pid != pid || sim_context_id(p) != KFD_CONTEXT_ID_PRIMARY)
+			continue;
+		for (i = 0; i < p->n_pdds; i++) {
+			if (p->pdds[i]->dev->adev == adev)
+				pasid = p->pdds[i]->pasid;
+		}
+	}
+	mutex_unlock(&kfd_processes_mutex);
+	return pasid;
+}
+#endif
+
 /* Someone wants a buffer of the process moved: called under the fence's lock. */
 int kgd2kfd_schedule_evict_and_restore_process(struct mm_struct *mm, u16 context_id,
 					       struct dma_fence *fence)
@@ -298,6 +336,7 @@ static noinline void kfd_process_wq_release(struct work_struct *work)
 	if (ef)
 		dma_fence_signal(ef);
 	kfd_process_remove_sysfs(p);
+	svm_range_list_fini(p);
 	for (i = 0; i < p->n_pdds; i++)
 		kfd_process_device_free_bos(p, p->pdds[i]);
 	for (i = 0; i < p->n_pdds; i++)
@@ -425,6 +464,7 @@ static struct kfd_process *create_process(struct task_struct *thread, struct kfd
 	INIT_DELAYED_WORK(&p->restore_work, restore_process_worker);
 	p->last_restore_timestamp = jiffies;
 	pqm_init(&p->pqm, p);
+	svm_range_list_init(p);
 #ifdef SIM_KFD_CONTEXTS
 	ida_init(&p->id_table);
 	p->context_id = KFD_CONTEXT_ID_PRIMARY;
@@ -595,6 +635,7 @@ static void sim_process_drop_node(struct kfd_process *p, struct kfd_node *node)
 	}
 	if (pdd) {
 		sim_pqm_remove_node(&p->pqm, node);
+		sim_svm_drop_node(p, node);
 		kfd_process_device_free_bos(p, pdd);
 		sim_detach_peers(p, pdd);
 		sim_procfs_remove_pdd(p, pdd);

@@ -77,7 +77,7 @@ static void sim_queue_free(struct process_queue_manager *pqm, struct queue *q)
 	kobject_put(&q->kobj);
 }
 
-void pqm_uninit(struct process_queue_manager *pqm)
+noinline void pqm_uninit(struct process_queue_manager *pqm)
 {
 	struct queue *q, *next;
 
@@ -121,7 +121,7 @@ int pqm_create_queue(struct process_queue_manager *pqm, struct kfd_node *dev,
 	return 0;
 }
 
-int pqm_destroy_queue(struct process_queue_manager *pqm, unsigned int qid)
+noinline int pqm_destroy_queue(struct process_queue_manager *pqm, unsigned int qid)
 {
 	struct queue *q = sim_find_queue(pqm, qid);
 
@@ -145,16 +145,16 @@ int sim_pqm_update(struct process_queue_manager *pqm, unsigned int qid,
 	return 0;
 }
 
-int sim_pqm_set_cu_mask(struct process_queue_manager *pqm, unsigned int qid, const u32 *mask,
-			u32 bits)
+noinline int pqm_update_mqd(struct process_queue_manager *pqm, unsigned int qid,
+			    struct mqd_update_info *minfo)
 {
 	struct queue *q = sim_find_queue(pqm, qid);
 	u32 i, count = 0;
 
 	if (!q)
 		return -EFAULT;
-	for (i = 0; i < bits / 32; i++)
-		count += hweight32(mask[i]);
+	for (i = 0; i < minfo->cu_mask.count / 32; i++)
+		count += hweight32(minfo->cu_mask.ptr[i]);
 	q->sim_cu_count = min(count, q->device->adev->sim_asic->cu_count);
 	return 0;
 }

@@ -32,6 +32,10 @@ static noinline void amdgpu_bo_user_destroy(struct ttm_buffer_object *tbo)
 
 bool amdgpu_bo_is_amdgpu_bo(struct ttm_buffer_object *bo)
 {
+#ifdef SIM_HAS_SVM
+	if (bo->destroy == &svm_range_bo_destroy)
+		return true;
+#endif
 	return bo->destroy == &amdgpu_bo_destroy || bo->destroy == &amdgpu_bo_user_destroy;
 }
 
