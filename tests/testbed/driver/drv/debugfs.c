@@ -7,6 +7,7 @@
  *   sim_move_delay_ms      how long a buffer move takes from now on
  *   sim_gpu_busy_percent, sim_mem_busy_percent   what sysfs shows
  *   amdgpu_gpu_recover     reading it "resets" the GPU, as in the real driver
+ *   sim_reset_fails        resets begin and do not end from now on
  *   sim_vm_fault           writing a pasid makes a VM fault of it
  *   sim_svm_fault          writing "pid address" has that memory moved to the GPU
  */
@@ -125,6 +126,7 @@ void amdgpu_debugfs_init(struct amdgpu_device *adev)
 #ifdef SIM_HAS_SVM
 	debugfs_create_file("sim_svm_fault", 0200, dir, adev, &sim_svm_fault_fops);
 #endif
+	debugfs_create_bool("sim_reset_fails", 0644, dir, &adev->sim_reset_fails);
 	debugfs_create_u32("sim_move_delay_ms", 0644, dir, &adev->sim_move_delay_ms);
 	debugfs_create_u32("sim_gpu_busy_percent", 0644, dir, &adev->sim_gpu_busy_percent);
 	debugfs_create_u32("sim_mem_busy_percent", 0644, dir, &adev->sim_mem_busy_percent);
