@@ -15,6 +15,9 @@ NO_LIMIT: Final = (1 << 64) - 1
 MAX_CGROUP_DEPTH: Final = 16
 """The programs look at this many ancestors of a caller, from the root down."""
 
+MAX_CUS: Final = 1024
+"""Bits of a CU mask, beyond which the driver drops them."""
+
 U32: Final = Struct("=I")
 U64: Final = Struct("=Q")
 S64: Final = Struct("=q")
@@ -22,6 +25,10 @@ ACTING: Final = Struct("=II")
 KEY: Final = Struct("=QQ")
 LIMIT: Final = Struct("=QII")
 USAGE: Final = Struct("=qqqqqQQQ")
+SVM_USAGE: Final = Struct("=qQ")
+QUEUE: Final = Struct("=QQQQQIIII")
+CU_MASK: Final = Struct("=34I")
+COMPUTE: Final = Struct("=qqQQQ")
 HOLDING: Final = Struct("=QQQQQIIQII")
 EVENT: Final = Struct("=QQQQQQIIII16s")
 SELF_TEST: Final = Struct("=QII")
@@ -67,6 +74,13 @@ class Counter(IntEnum):
     UNRECORDED_CLIENT = 27
     UNFOLLOWED = 28
     FORGOTTEN = 29
+    SVM_FAULTED = 30
+    SVM_UNOWNED = 31
+    REFUSED_CU_MASK = 32
+    REFUSED_UNMASKED = 33
+    CU_MASK_WIDER = 34
+    UNRECORDED_QUEUE = 35
+    IMPORTED_BY_NAME = 36
 
 
 REASONS: Final = {
@@ -85,6 +99,8 @@ REASONS: Final = {
     Counter.REFUSED_PASSED: "a buffer or GPU file passed from another container",
     Counter.SWITCHED_KILLED: "arguments switched under the driver's eyes, killed",
     Counter.SWITCHED_SPARED: "arguments switched under the driver's eyes, reported only",
+    Counter.REFUSED_CU_MASK: "a CU mask beyond its slice",
+    Counter.REFUSED_UNMASKED: "another queue beside one without a CU mask",
     Counter.UNFOLLOWED: "the kernel passed over the ledger, it stays charged",
 }
 """Why a call was refused, its process killed, or what else is told of it, for people."""
@@ -111,13 +127,24 @@ class LedgerUsage:
     refusals: int = 0
     refused_bytes: int = 0
     """Size of the last refused call."""
+    svm: int = 0
+    """Of ``requested``, shared virtual memory that was given a place in VRAM."""
+    svm_faulted: int = 0
+    """All that page faults of the GPU ever moved there, which nothing can refuse."""
+    queues: int = 0
+    """Live compute queues; without type information of the driver they are not known."""
+    queues_masked: int = 0
+    """Of these, with a CU mask within the slice."""
+    masks_wider: int = 0
+    """CU masks that went beyond the slice, let pass or not."""
+    masks_refused: int = 0
+    """Calls refused for a wider mask, or for a further queue beside one without a mask."""
 
     @property
     def empty(self) -> bool:
         """True if nothing is held any more; only then may the entry go."""
-        return not (
-            self.requested or self.reserved or self.resident or self.page_tables or self.buffers
-        )
+        held = self.requested, self.reserved, self.resident, self.page_tables, self.buffers
+        return not any((*held, self.queues))
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +189,21 @@ class Event:
 
     def __str__(self) -> str:
         verb = "refused" if self.refused else "took"
-        what = f"{self.comm}[{self.pid}] {verb} {self.asked} bytes: {REASONS[self.reason]}"
+        size = f" {self.asked} bytes" if self.asked else ""
+        what = f"{self.comm}[{self.pid}] {verb}{size}: {REASONS[self.reason]}"
         if self.reason in _SWITCHED:
             return f"{what} ({self.used} were let pass)"
         return what if self.limit is None else f"{what} ({self.used} of {self.limit} used)"
+
+
+@dataclass(frozen=True, slots=True)
+class CuMask:
+    """The compute units of a container's slice, as its queues may be masked to."""
+
+    cus: int
+    """Bit n: the CU of that number, as KFD and ``HSA_CU_MASK`` count them."""
+    enforced: bool = False
+    """Refuse a wider mask, and a further queue beside one that was left unmasked; False: count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,10 +242,29 @@ def unpack_limit(data: bytes) -> int | None:
     return None if size == NO_LIMIT else size
 
 
-def unpack_usage(data: bytes) -> LedgerUsage:
-    """A value of ``usage``."""
-    requested, reserved, resident, page_tables, buffers, *rest = USAGE.unpack(data)
-    return LedgerUsage(requested, reserved, resident, page_tables, buffers, *rest)
+def unpack_usage(
+    data: bytes, svm: bytes | None = None, compute: bytes | None = None
+) -> LedgerUsage:
+    """A value of ``usage``, and those of ``svm`` and ``compute`` for the same key, if any."""
+    asked = svm or bytes(SVM_USAGE.size)
+    queues, masked, _since, wider, refused = COMPUTE.unpack(compute or bytes(COMPUTE.size))
+    values = (*USAGE.unpack(data), *SVM_USAGE.unpack(asked), queues, masked, wider, refused)
+    return LedgerUsage(*values)
+
+
+def pack_cu_mask(mask: CuMask) -> bytes:
+    """A value of ``cu_masks``. Raises ValueError for CUs no driver's mask has a bit for."""
+    if not 0 <= mask.cus < 1 << MAX_CUS:
+        raise ValueError(f"CUs {mask.cus:#x}: expected a bit mask of at most {MAX_CUS} CUs")
+    words = (mask.cus >> shift & 0xFFFFFFFF for shift in range(0, MAX_CUS, 32))
+    return CU_MASK.pack(*words, int(mask.enforced), 0)
+
+
+def unpack_cu_mask(data: bytes) -> CuMask:
+    """The reverse of ``pack_cu_mask``."""
+    *words, enforced, _pad = CU_MASK.unpack(data)
+    cus = sum(word << 32 * index for index, word in enumerate(words))
+    return CuMask(cus, bool(enforced))
 
 
 def unpack_holding(data: bytes) -> Holding:

@@ -8,6 +8,7 @@
  * the reservation into a buffer, or it goes back. Never EAGAIN or EINTR: ROCm and libdrm retry
  * those without end.
  */
+#include "cu_gate.h"
 #include "demand.h"
 #include "passed.h"
 #include "pending.h"
@@ -48,47 +49,59 @@ static __always_inline enum device device_of(struct file *file)
  * takes its own word for the direction; DRM copies nothing in unless the caller's says "write".
  */
 static __always_inline bool read_arguments(struct arguments *to, enum device device,
-					   unsigned int cmd, unsigned long arg, bool sleepable)
+					   unsigned int cmd, unsigned long arg,
+					   enum arguments_in where)
 {
 	__u32 size = device == KFD || cmd & IOCTL_WRITE ? IOCTL_SIZE(cmd) : 0;
 
 	if (size > sizeof(*to))
 		size = sizeof(*to);
-	if (sleepable)
-		return !bpf_copy_from_user(to, size, (const void *)arg);
-	return !bpf_probe_read_user(to, size, (const void *)arg);
+	return read_from(where, to, size, arg);
 }
 
 static __always_inline bool may_take_vram(enum device device, __u32 nr)
 {
 	if (device == KFD)
-		return nr == AMDKFD_IOC_ALLOC_MEMORY_OF_GPU_NR;
+		return nr == AMDKFD_IOC_ALLOC_MEMORY_OF_GPU_NR || nr == AMDKFD_IOC_SVM_NR;
 	return nr == DRM_AMDGPU_GEM_CREATE_NR || nr == DRM_AMDGPU_GEM_OP_NR ||
 	       nr == DRM_MODE_CREATE_DUMB_NR;
 }
 
+static __always_inline bool about_queues(enum device device, __u32 nr)
+{
+	return device == KFD &&
+	       (nr == AMDKFD_IOC_CREATE_QUEUE_NR || nr == AMDKFD_IOC_SET_CU_MASK_NR);
+}
+
 static __always_inline bool imports(enum device device, __u32 nr)
 {
-	return nr == (device == KFD ? AMDKFD_IOC_IMPORT_DMABUF_NR : DRM_PRIME_FD_TO_HANDLE_NR);
+	if (device == KFD)
+		return nr == AMDKFD_IOC_IMPORT_DMABUF_NR || nr == AMDKFD_IOC_IPC_IMPORT_HANDLE_NR;
+	return nr == DRM_PRIME_FD_TO_HANDLE_NR;
 }
 
 static __always_inline bool looks_at(enum device device, __u32 nr)
 {
-	return may_take_vram(device, nr) || imports(device, nr);
+	return may_take_vram(device, nr) || imports(device, nr) || about_queues(device, nr);
 }
 
 static __always_inline void look(struct file *file, unsigned int cmd, unsigned long arg,
-				 bool sleepable, struct demand *ret)
+				 enum arguments_in where, struct demand *ret)
 {
 	__u32 rdev = file->f_inode->i_rdev;
 	enum device device = rdev >> MINOR_BITS == DRM_MAJOR ? DRM : KFD;
 	struct arguments args = {};
 
-	if (!read_arguments(&args, device, cmd, arg, sleepable)) {
+	if (!read_arguments(&args, device, cmd, arg, where)) {
 		ret->refused = REFUSED_ARGUMENTS + 1;
 		return;
 	}
-	find_demand(&args, device, ret);
+	if (device == KFD && ret->nr == AMDKFD_IOC_SVM_NR)
+		svm_demand(&args, where, arg, ret);
+	else if (device == DRM && ret->nr == DRM_AMDGPU_GEM_OP_NR)
+		gem_op_demand(&args, file->private_data, ret);
+	else
+		find_demand(&args, device, ret);
 	if (device == DRM && (ret->size || ret->refused))
 		gpu_by(&gpus_by_minor, rdev & ((1U << MINOR_BITS) - 1), ret);
 }
@@ -97,15 +110,47 @@ static __always_inline void look(struct file *file, unsigned int cmd, unsigned l
 static __noinline int look_at_once(struct file *file, unsigned int cmd, unsigned long arg,
 				   struct demand *ret)
 {
-	look(file, cmd, arg, false, ret);
+	look(file, cmd, arg, IN_USER_MEMORY, ret);
 	return 0;
 }
 
 static __noinline int look_and_wait(struct file *file, unsigned int cmd, unsigned long arg,
 				    struct demand *ret)
 {
-	look(file, cmd, arg, true, ret);
+	look(file, cmd, arg, IN_USER_MEMORY_WAIT, ret);
 	return 0;
+}
+
+/* What cannot be read is the driver's to answer: nothing is gained by it. */
+static __always_inline int judge_queue_call(struct file *file, unsigned int cmd, unsigned long arg,
+					    const struct owners *tenants_found,
+					    enum arguments_in where, bool again)
+{
+	union {
+		struct kfd_ioctl_create_queue_args queue;
+		struct kfd_ioctl_set_cu_mask_args mask;
+	} args = {};
+	__u32 size = IOCTL_SIZE(cmd);
+
+	if (size > sizeof(args))
+		size = sizeof(args);
+	if (!read_from(where, &args, size, arg))
+		return 0;
+	if (IOCTL_NR(cmd) == AMDKFD_IOC_CREATE_QUEUE_NR)
+		return judge_queue(tenants_found, &args.queue);
+	return judge_mask(tenants_found, (__u64)file->private_data, &args.mask, where, again);
+}
+
+static __noinline int look_at_queue(struct file *file, unsigned int cmd, unsigned long arg,
+				    const struct owners *tenants_found, bool again)
+{
+	return judge_queue_call(file, cmd, arg, tenants_found, IN_USER_MEMORY, again);
+}
+
+static __noinline int look_at_queue_and_wait(struct file *file, unsigned int cmd, unsigned long arg,
+					     const struct owners *tenants_found)
+{
+	return judge_queue_call(file, cmd, arg, tenants_found, IN_USER_MEMORY_WAIT, false);
 }
 
 APART int refuse(const struct refusal *why)
@@ -153,7 +198,7 @@ static __noinline int reserve(const struct owners *tenants_found, const struct d
 		return refused;
 	caller->reserved_for = to;
 	caller->reserved = demand->size;
-	caller->asked = CALL_ASKED;
+	caller->asked = CALL_ASKED | (demand->may_cost_less ? CALL_MAY_COST_LESS : 0);
 	return 0;
 }
 
@@ -228,6 +273,20 @@ static __noinline int judge_import(const struct owners *tenants_found, const str
 	return refuse(&why);
 }
 
+/* Whose buffer a name means only the driver knows: where imports are refused, all of these are. */
+static __always_inline int judge_import_by_name(const struct owners *tenants_found, bool again)
+{
+	struct refusal why = { .nr = AMDKFD_IOC_IPC_IMPORT_HANDLE_NR, .reason = REFUSED_IMPORT };
+
+	if (!switched(POLICY_REFUSE_IMPORTS)) {
+		if (!again)
+			count(IMPORTED_BY_NAME);
+		return 0;
+	}
+	why.cgroup = innermost_tenant(tenants_found);
+	return refuse(&why);
+}
+
 static __always_inline int decide(struct file *file, unsigned int cmd, unsigned long arg,
 				  enum hook hook)
 {
@@ -249,6 +308,12 @@ static __always_inline int decide(struct file *file, unsigned int cmd, unsigned 
 		return 0;
 	if (!find_tenants(&tenants_found))
 		return 0;
+	if (device == KFD && demand.nr == AMDKFD_IOC_IPC_IMPORT_HANDLE_NR)
+		return judge_import_by_name(&tenants_found, hook == HOOK_FMOD_RET_AGAIN);
+	if (about_queues(device, demand.nr))
+		return hook == HOOK_LSM ? look_at_queue_and_wait(file, cmd, arg, &tenants_found) :
+					  look_at_queue(file, cmd, arg, &tenants_found,
+							hook == HOOK_FMOD_RET_AGAIN);
 	if (hook == HOOK_LSM)
 		look_and_wait(file, cmd, arg, &demand);
 	else

@@ -9,9 +9,13 @@
  * resources, which is what lies in VRAM at the moment. They are kept by ttm_resource, because a
  * move hands the old resource to a ghost buffer and the free then comes with another buffer.
  */
+#include "cu_ledger.h"
 #include "demand.h"
 #include "follow.h"
+#include "judge.h"
 #include "passed.h"
+#include "placement.h"
+#include "svm.h"
 
 char LICENSE[] SEC("license") = "GPL";
 
@@ -162,37 +166,17 @@ int resource_free(void *ctx)
 	return 0;
 }
 
-/*
- * The driver's own copy of the arguments asks for more than the gate let pass: they were switched
- * between the two looks. Nothing can refuse here any more. The buffer is charged as it is made,
- * and the process, killed, gives it back.
- */
 static __noinline int judge_copy(const struct arguments *args, enum device device,
 				 struct drm_device *dev, __u32 nr)
 {
 	struct demand demand = { .nr = nr };
-	struct refusal why = { .nr = nr };
-	struct caller *caller;
 
-	if (!acts(PART_LEDGER) || !present(PART_GATE))
-		return 0;
-	caller = current_caller(0);
-	if (!caller || !caller->asked)
+	if (!acts(PART_LEDGER))
 		return 0;
 	find_demand(args, device, &demand);
 	if (device == DRM)
 		demand.gpu = gpu_behind(dev);
-	if (!demand.size)
-		return 0;
-	if (demand.size <= caller->reserved && demand.gpu == caller->reserved_for.gpu)
-		return 0;
-	why.cgroup = limited_by(demand.gpu);
-	if (!why.cgroup)
-		return 0;
-	why.gpu = demand.gpu;
-	why.asked = demand.size;
-	why.used = caller->reserved;
-	punish(&why);
+	judge_demand(&demand);
 	return 0;
 }
 
@@ -218,6 +202,49 @@ int BPF_PROG(kfd_alloc_copy, struct file *filep, void *process, void *data)
 	return judge_copy(&args, KFD, NULL, AMDKFD_IOC_ALLOC_MEMORY_OF_GPU_NR);
 }
 
+/* Into VRAM, from the call or from a kernel thread: what is made meanwhile is the process's. */
+SEC("fentry/svm_range_vram_node_new")
+int BPF_PROG(svm_create, void *node, struct svm_range *prange)
+{
+	struct kfd_process *process =
+		(void *)prange->svms - bpf_core_field_offset(struct kfd_process, svms);
+
+	if (acts(PART_LEDGER))
+		begin_svm(BPF_CORE_READ(process, lead_thread));
+	return 0;
+}
+
+SEC("fexit/svm_range_vram_node_new")
+int BPF_PROG(svm_created)
+{
+	if (acts(PART_LEDGER))
+		end_svm();
+	return 0;
+}
+
+/* From Linux 7.2 or so such buffers have an end of their own. */
+SEC("fentry/svm_range_bo_destroy")
+int BPF_PROG(svm_destroy, struct ttm_buffer_object *tbo)
+{
+	if (acts(PART_LEDGER))
+		end_buffer((__u64)tbo);
+	return 0;
+}
+
+SEC("fentry/svm_range_bo_destroy")
+int BPF_PROG(svm_destroy_again, struct ttm_buffer_object *tbo)
+{
+	if (acts(PART_LEDGER))
+		end_buffer((__u64)tbo);
+	return 0;
+}
+
+SEC("fentry/kfd_ioctl_svm")
+int BPF_PROG(kfd_svm_copy, struct file *filep, void *process, void *data)
+{
+	return judge_svm(data);
+}
+
 SEC("fentry/amdgpu_gem_create_ioctl")
 int BPF_PROG(gem_create_copy, struct drm_device *dev, void *data)
 {
@@ -226,6 +253,12 @@ int BPF_PROG(gem_create_copy, struct drm_device *dev, void *data)
 	if (bpf_probe_read_kernel(&args, sizeof(struct drm_amdgpu_gem_create_in), data))
 		return 0;
 	return judge_copy(&args, DRM, dev, DRM_AMDGPU_GEM_CREATE_NR);
+}
+
+SEC("fexit/amdgpu_gem_op_ioctl")
+int BPF_PROG(gem_op_done, struct drm_device *dev, void *data, struct drm_file *file, int ret)
+{
+	return ret ? 0 : judge_placement(file, data);
 }
 
 SEC("fentry/amdgpu_mode_dumb_create")
@@ -251,6 +284,39 @@ int BPF_PROG(drm_closed, struct drm_device *dev, void *file)
 {
 	if (acts(PART_LEDGER))
 		forget_client((__u64)file);
+	return 0;
+}
+
+SEC("fexit/kfd_ioctl_create_queue")
+int BPF_PROG(queue_created, struct file *filep, void *process, void *data, int ret)
+{
+	return ret || !acts(PART_LEDGER) ? 0 : queue_made((__u64)process, data);
+}
+
+SEC("fexit/pqm_update_mqd")
+int BPF_PROG(queue_updated, struct process_queue_manager *pqm, unsigned int qid,
+	     struct mqd_update_info *info, int ret)
+{
+	struct queue_key key = { .process = (__u64)pqm->process, .queue = qid };
+
+	return ret || !info || !acts(PART_LEDGER) ? 0 : queue_masked(&key, info);
+}
+
+SEC("fexit/pqm_destroy_queue")
+int BPF_PROG(queue_destroyed, struct process_queue_manager *pqm, unsigned int qid, int ret)
+{
+	struct queue_key key = { .process = (__u64)pqm->process, .queue = qid };
+
+	if (!ret && acts(PART_LEDGER))
+		queue_gone(&key);
+	return 0;
+}
+
+SEC("fentry/pqm_uninit")
+int BPF_PROG(queues_ended, struct process_queue_manager *pqm)
+{
+	if (acts(PART_LEDGER))
+		process_gone((__u64)pqm->process);
 	return 0;
 }
 
@@ -285,5 +351,6 @@ int drm_compat_ioctl_end(void *ctx)
 SEC("raw_tp/forget")
 int forget(struct bpf_raw_tracepoint_args *ctx)
 {
+	forget_queues(ctx->args[0], ctx->args[1]);
 	return forget_cgroup(ctx->args[0], ctx->args[1]);
 }

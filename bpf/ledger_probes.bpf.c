@@ -12,7 +12,10 @@
 
 #include "demand.h"
 #include "follow.h"
+#include "judge.h"
 #include "passed.h"
+#include "placement.h"
+#include "svm.h"
 
 char LICENSE[] SEC("license") = "GPL";
 
@@ -66,15 +69,15 @@ int BPF_KPROBE(bo_create, __u64 adev, void *param)
 	return 0;
 }
 
-/* More than the gate let pass, by the driver's own copy: see judge_copy() in ledger.bpf.c. */
+/* More than the gate let pass, by the driver's own copy: see judge_demand(). */
 static __always_inline void judge_buffer(struct caller *caller)
 {
 	struct refusal why = { .asked = caller->size, .used = caller->reserved };
 
-	if (!caller->asked || caller->kind != HOLDING_REQUESTED || !caller->in_vram ||
-	    !present(PART_GATE))
+	if (!(caller->asked & CALL_ASKED) || caller->asked & CALL_SVM ||
+	    caller->kind != HOLDING_REQUESTED || !caller->in_vram || !present(PART_GATE))
 		return;
-	caller->asked = 0;
+	caller->asked &= ~CALL_ASKED;
 	why.gpu = caller->creating_for.gpu;
 	if (caller->size <= caller->reserved && why.gpu == caller->reserved_for.gpu)
 		return;
@@ -119,6 +122,32 @@ int BPF_KPROBE(bo_destroy, __u64 tbo)
 	if (acts(PART_LEDGER))
 		end_buffer(tbo);
 	return 0;
+}
+
+/*
+ * Nothing says here which process a kernel thread makes a buffer for: that is counted, and not
+ * charged. In a call, what is made from here to its end is shared virtual memory.
+ */
+SEC("kprobe/svm_range_vram_node_new")
+int BPF_KPROBE(svm_create)
+{
+	if (acts(PART_LEDGER))
+		begin_svm(NULL);
+	return 0;
+}
+
+SEC("kprobe/svm_range_bo_destroy")
+int BPF_KPROBE(svm_destroy, __u64 tbo)
+{
+	if (acts(PART_LEDGER))
+		end_buffer(tbo);
+	return 0;
+}
+
+SEC("kprobe/kfd_ioctl_svm")
+int BPF_KPROBE(kfd_svm_copy, void *filep, void *process, const void *data)
+{
+	return judge_svm(data);
 }
 
 /* Only VRAM comes from here; what TTM begins next for this buffer is its resource. */
@@ -181,6 +210,13 @@ int BPF_KPROBE(resource_fini_dkms, void *manager, __u64 resource)
 	if (acts(PART_LEDGER))
 		leave_vram(resource);
 	return 0;
+}
+
+/* Before it is known whether the call succeeds: else it stays charged to the buffer's end. */
+SEC("kprobe/amdgpu_gem_op_ioctl")
+int BPF_KPROBE(gem_op_done, void *dev, const void *data, struct drm_file *file)
+{
+	return judge_placement(file, data);
 }
 
 SEC("kprobe/kfd_ioctl_import_dmabuf")

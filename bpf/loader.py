@@ -96,6 +96,10 @@ _VALUE_SIZES: Final = MappingProxyType(
         "buffers": decode.HOLDING.size,
         "resources": decode.HOLDING.size,
         "clients": decode.U64.size,
+        "svm": decode.SVM_USAGE.size,
+        "cu_masks": decode.CU_MASK.size,
+        "queues": decode.QUEUE.size,
+        "compute": decode.COMPUTE.size,
         "policy": decode.U32.size,
         "population": decode.S64.size,
         "counters": decode.U64.size,
@@ -103,12 +107,19 @@ _VALUE_SIZES: Final = MappingProxyType(
     }
 )
 
+_LATER: Final = frozenset({"svm", "cu_masks", "queues", "compute"})
+"""Not there while the parts of an earlier version act, whose maps have the same schema."""
+
 _COUNTED_BY_KEYS: Final = (
     "limits",
     "pending",
     "usage",
     "tenants",
     "clients",
+    "svm",
+    "cu_masks",
+    "queues",
+    "compute",
     "gpus_by_kfd_id",
     "gpus_by_minor",
 )
@@ -145,6 +156,8 @@ class Maps:
         self._ring_fd = -1
         try:
             for name, value_size in _VALUE_SIZES.items():
+                if name in _LATER and not (pin_root / name).exists():
+                    continue
                 fd = library.open_pinned(pin_root / name)
                 self._maps[name] = pinned = _Pinned(fd, *library.map_sizes(fd))
                 if pinned.value_size != value_size:
@@ -174,6 +187,8 @@ class Maps:
         self._maps.clear()
 
     def _items(self, name: str) -> list[tuple[bytes, bytes]]:
+        if name in _LATER and name not in self._maps:
+            return []
         pinned = self._maps[name]
         return self._lib.items(pinned.fd, pinned.key_size, pinned.value_size, pinned.entries)
 
@@ -196,8 +211,13 @@ class Maps:
         )
 
     def delete_limit(self, cgroup: int, gpu: int) -> bool:
-        """False if there was none. With its last limit the cgroup is no tenant any more."""
+        """False if there was none. With its last limit the cgroup is no tenant any more.
+
+        Its compute units on the GPU go with it.
+        """
         existed = self._lib.delete(self._maps["limits"].fd, decode.pack_key(cgroup, gpu))
+        if "cu_masks" in self._maps:
+            self.delete_cu_mask(cgroup, gpu)
         if all(holder != cgroup for holder, _ in self.limits()):
             self._lib.delete(self._maps["tenants"].fd, decode.U64.pack(cgroup))
         return existed
@@ -233,10 +253,35 @@ class Maps:
             for key, value in self._items("pending")
         }
 
+    def set_cu_mask(self, cgroup: int, gpu: int, mask: decode.CuMask) -> None:
+        """The compute units a container's queues on this GPU are to be masked to.
+
+        Its own cgroup's, not its pod's: the innermost that has any is what counts. Those made
+        before are told apart with their next mask.
+        """
+        self._lib.update(
+            self._maps["cu_masks"].fd,
+            decode.pack_key(cgroup, gpu),
+            decode.pack_cu_mask(mask),
+            f"compute units of cgroup {cgroup} on GPU {gpu:#x}: cu_masks",
+        )
+
+    def delete_cu_mask(self, cgroup: int, gpu: int) -> bool:
+        """Any compute unit from now on; False if there was no mask. Also goes with its cgroup."""
+        return self._lib.delete(self._maps["cu_masks"].fd, decode.pack_key(cgroup, gpu))
+
+    def cu_masks(self) -> dict[tuple[int, int], decode.CuMask]:
+        """(cgroup, GPU) -> its compute units."""
+        return {
+            decode.unpack_key(key): decode.unpack_cu_mask(value)
+            for key, value in self._items("cu_masks")
+        }
+
     def usage(self) -> dict[tuple[int, int], decode.LedgerUsage]:
         """(cgroup, GPU) -> what it holds."""
+        svm, compute = dict(self._items("svm")), dict(self._items("compute"))
         return {
-            decode.unpack_key(key): decode.unpack_usage(value)
+            decode.unpack_key(key): decode.unpack_usage(value, svm.get(key), compute.get(key))
             for key, value in self._items("usage")
         }
 
@@ -247,8 +292,14 @@ class Maps:
         if self._lib.lookup(self._maps["limits"].fd, key, decode.LIMIT.size) is not None:
             return False
         value = self._lib.lookup(usage.fd, key, usage.value_size)
-        if value is None or not decode.unpack_usage(value).empty:
+        if value is None:
             return False
+        beside = [self._maps[name] for name in ("svm", "compute") if name in self._maps]
+        more = [self._lib.lookup(one.fd, key, one.value_size) for one in beside]
+        if not decode.unpack_usage(value, *more).empty:
+            return False
+        for one in beside:
+            self._lib.delete(one.fd, key)
         return self._lib.delete(usage.fd, key)
 
     def forget(self, cgroup: int, gpu: int) -> int:
@@ -312,8 +363,10 @@ class Maps:
 
     def fill(self) -> dict[str, tuple[int, int]]:
         """Map -> (entries used, entries it has room for)."""
-        filled = {
-            name: (len(self._items(name)), self._maps[name].entries) for name in _COUNTED_BY_KEYS
+        filled: dict[str, tuple[int, int]] = {
+            name: (len(self._items(name)), self._maps[name].entries)
+            for name in _COUNTED_BY_KEYS
+            if name in self._maps
         }
         population = self._maps["population"]
         for index, name in enumerate(("buffers", "resources")):
@@ -482,7 +535,8 @@ def load_gate(object_path: Path, pin_root: Path = PIN_ROOT) -> Gate:
     """Attach the gate, or take over from the one attached.
 
     It refuses limited callers until a ledger is loaded too: without one nothing is ever given
-    back. Raises BpfError, with the previous gate still acting.
+    back. Where an earlier version's parts act, load the ledger first: that one follows what any
+    gate lets pass. Raises BpfError, with the previous gate still acting.
     """
     return Gate(pin_root, *_load(object_path, pin_root, _Part.GATE))
 

@@ -55,7 +55,13 @@ class KernelLayers:
         return LayerState(Layer.GATE, self.gate_off)
 
     def load_gate(self) -> None:
-        """Attach the gate, or take over from the one that is attached, and prove it."""
+        """Attach the gate, or take over from the one that is attached, and prove it.
+
+        A predecessor's ledger goes first: it may not follow all that this gate lets pass, while
+        this ledger follows what any gate does.
+        """
+        if self.ledger == "none" and self._predecessor():
+            self._load_ledger()
         try:
             gate = loader.load_gate(self._objects / "gate.bpf.o", self._pins)
             proven = gate.self_test()
@@ -83,17 +89,9 @@ class KernelLayers:
         if self.maps is None or (self.ledger != "none" and self._ledger_acts()):
             return
         self.ledger = "none"
-        try:
-            ledger = loader.load_ledger(self._objects / "ledger.bpf.o", self._pins)
-        except (BpfError, OSError) as error:
-            self.problems["ledger"] = f"ledger not loaded: {error}"
+        if not self._load_ledger():
             self._go_without_ledger()
-            return
-        self.problems.pop("ledger", None)
-        self.ledger = "bo"
-        self._ledger = ledger
-        _log_left_out("ledger", ledger.attached)
-        if self.gate_off is Why.NO_LEDGER:
+        elif self.gate_off is Why.NO_LEDGER:
             self.load_gate()
 
     def let_go(self) -> None:
@@ -134,6 +132,23 @@ class KernelLayers:
             return self.maps.pending()
         except (BpfError, OSError):
             return {}
+
+    def keep_cu_masks(self, wanted: Mapping[tuple[int, int], int], *, enforced: bool) -> None:
+        """The compute units of containers, by (cgroup id, GPU), as CU masks are to be held to."""
+        if self.maps is None:
+            return
+        masks = {key: decode.CuMask(cus, enforced) for key, cus in wanted.items()}
+        try:
+            before = self.maps.cu_masks()
+            for cgroup, gpu in before.keys() - masks.keys():
+                self.maps.delete_cu_mask(cgroup, gpu)
+            for (cgroup, gpu), mask in masks.items():
+                if before.get((cgroup, gpu)) != mask:
+                    self.maps.set_cu_mask(cgroup, gpu, mask)
+        except (BpfError, OSError, ValueError) as error:
+            self.problems["cu_masks"] = f"compute units are not held: {error}"
+            return
+        self.problems.pop("cu_masks", None)
 
     def counters(self) -> tuple[tuple[str, int], ...]:
         """The BPF programs' counters by name; none where they cannot be read."""
@@ -201,6 +216,22 @@ class KernelLayers:
             with suppress(BpfError, OSError):
                 self.maps = loader.open_maps(self._pins)
 
+    def _predecessor(self) -> bool:
+        """Whether a ledger is attached that an earlier process loaded."""
+        return any(self._pins.glob("*/ledger_*"))
+
+    def _load_ledger(self) -> bool:
+        try:
+            ledger = loader.load_ledger(self._objects / "ledger.bpf.o", self._pins)
+        except (BpfError, OSError) as error:
+            self.problems["ledger"] = f"ledger not loaded: {error}"
+            return False
+        self.problems.pop("ledger", None)
+        self.ledger = "bo"
+        self._ledger = ledger
+        _log_left_out("ledger", ledger.attached)
+        return True
+
     def _ledger_acts(self) -> bool:
         """False where the driver was unloaded from under a ledger that does not hold its module."""
         try:
@@ -214,7 +245,7 @@ class KernelLayers:
         That is right until the driver is there, and for ever wrong with a driver the ledger cannot
         be attached to: dmem has to do alone then.
         """
-        if any(self._pins.glob("*/ledger_*")) and self._ledger_acts():
+        if self._predecessor() and self._ledger_acts():
             self.ledger = "bo"  # a predecessor's goes on
             return
         if self._gate is None or not (self._sys / _DRIVER).is_dir():

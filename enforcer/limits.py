@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from enforcer.model import ContainerKind, Limit
+from enforcer.model import ContainerKind, Limit, pci_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -83,6 +83,34 @@ def gpu_shares(one: Slice) -> dict[str, int | None]:
         whole = before is None or share.vram_bytes is None
         sizes[share.bdf] = None if whole else (before or 0) + (share.vram_bytes or 0)
     return sizes
+
+
+def cu_masks(
+    slices: Iterable[Slice], containers: Iterable[Container]
+) -> dict[tuple[int, int], int]:
+    """(cgroup id, GPU's key) -> the CUs of the container's share, bit n for CU n.
+
+    Only for containers the runtime's record names: of another nobody knows which slice it has. A
+    share without a list of CUs, or of a whole partition, may use them all and has no entry.
+    """
+    by_container = {(one.pod_uid, one.container): one for one in slices}
+    masks: defaultdict[tuple[int, int], int] = defaultdict(int)
+    for container in containers:
+        one = by_container.get((container.pod.uid, container.name or ""))
+        for share in () if one is None else one.shares:
+            if share.cus is not None and share.partition is None:
+                masks[container.cgroup_id, pci_key(share.bdf)] |= cu_bits(share.cus)
+    return dict(masks)
+
+
+def cu_bits(ids: str) -> int:
+    """The bits of an id list as in ``Share.cus``: ``0-3,8`` is 0x10f. Raises ValueError."""
+    bits = 0
+    for part in ids.split(","):
+        first, dash, last = part.partition("-")
+        for number in range(int(first), int(last if dash else first) + 1):
+            bits |= 1 << number
+    return bits
 
 
 def _container_limits(container: Container, slices: Sequence[Slice]) -> Mapping[str, int | None]:

@@ -212,7 +212,7 @@ static __always_inline void end_call(long ret)
 
 	if (!caller)
 		return;
-	if (caller->reserved && !(caller->asked & CALL_MADE_ELSEWHERE) &&
+	if (caller->reserved && !(caller->asked & CALL_MAY_COST_LESS) &&
 	    (ret >= 0 || ret == -EFAULT))
 		keep_unfollowed(caller);
 	else
@@ -221,7 +221,10 @@ static __always_inline void end_call(long ret)
 	caller->creating = 0;
 }
 
-/* Of the caller's cgroups with a share of this GPU, the innermost that is limited; 0: none. */
+/*
+ * Of the caller's cgroups with a share of this GPU, the innermost that is limited; 0: none. For a
+ * tenant without a share every byte is beyond it: then the innermost of its cgroups.
+ */
 static __always_inline __u64 limited_by(__u64 gpu)
 {
 	struct owners tenants_found = {}, owners = {};
@@ -229,7 +232,8 @@ static __always_inline __u64 limited_by(__u64 gpu)
 	__u32 i;
 
 	find_tenants(&tenants_found);
-	find_owners(&tenants_found, gpu, &owners);
+	if (!find_owners(&tenants_found, gpu, &owners))
+		return innermost_tenant(&tenants_found);
 	for (i = 0; i < MAX_OWNERS && i < owners.count; i++) {
 		struct ledger_key key = { .cgroup = owners.cgroup[i], .gpu = gpu };
 		struct limit *limit = bpf_map_lookup_elem(&limits, &key);

@@ -7,6 +7,7 @@
 #define RINGFENCE_DEMAND_H
 
 #include "amdgpu_ioctl.h"
+#include "gem.h"
 #include "report.h"
 
 enum device {
@@ -30,7 +31,7 @@ struct demand {
 	__u32 refused; /* a REFUSED_* + 1 */
 	__u32 nr;
 	__u32 fd; /* of an import: the buffer */
-	__u32 pad;
+	__u32 may_cost_less;
 };
 
 static __always_inline void gpu_by(void *map, __u32 id, struct demand *ret)
@@ -58,6 +59,69 @@ static __always_inline void kfd_alloc_demand(const struct arguments *from, struc
 		gpu_by(&gpus_by_kfd_id, args->gpu_id, ret);
 }
 
+/* Where arguments are read from, and whether that may wait for them. */
+enum arguments_in {
+	IN_USER_MEMORY,
+	IN_USER_MEMORY_WAIT,
+	IN_KERNEL_MEMORY,
+};
+
+static __always_inline bool read_from(enum arguments_in where, void *to, __u32 size, __u64 from)
+{
+	if (where == IN_KERNEL_MEMORY)
+		return !bpf_probe_read_kernel(to, size, (const void *)from);
+	if (where == IN_USER_MEMORY_WAIT)
+		return !bpf_copy_from_user(to, size, (const void *)from);
+	return !bpf_probe_read_user(to, size, (const void *)from);
+}
+
+/* No GPU library of today sends a third as many; a tenant that sends more is refused. */
+#define SVM_MOST_ATTRIBUTES 128
+
+/*
+ * Pages of a range go to where they are prefetched, or else, with the GPU's first touch, to where
+ * they are preferred to be: its whole size, wherever it lies now. Of several attributes of a kind
+ * the last one counts.
+ */
+static __always_inline void svm_demand(const struct arguments *from, enum arguments_in where,
+				       __u64 address, struct demand *ret)
+{
+	const struct kfd_ioctl_svm_args *args = (const void *)from;
+	__u32 preferred = KFD_IOCTL_SVM_LOCATION_UNDEFINED;
+	__u32 prefetched = KFD_IOCTL_SVM_LOCATION_UNDEFINED;
+	__u32 i;
+
+	if (args->op != KFD_IOCTL_SVM_OP_SET_ATTR)
+		return;
+	if (args->nattr > SVM_MOST_ATTRIBUTES) {
+		ret->refused = REFUSED_ARGUMENTS + 1;
+		return;
+	}
+	address += sizeof(*args);
+	for (i = 0; i < SVM_MOST_ATTRIBUTES && i < args->nattr; i++) {
+		struct kfd_ioctl_svm_attribute attr = {};
+
+		if (!read_from(where, &attr, sizeof(attr), address + i * sizeof(attr))) {
+			ret->refused = REFUSED_ARGUMENTS + 1;
+			return;
+		}
+		if (attr.type == KFD_IOCTL_SVM_ATTR_PREFETCH_LOC)
+			prefetched = attr.value;
+		else if (attr.type == KFD_IOCTL_SVM_ATTR_PREFERRED_LOC)
+			preferred = attr.value;
+	}
+	if (prefetched == KFD_IOCTL_SVM_LOCATION_UNDEFINED ||
+	    prefetched == KFD_IOCTL_SVM_LOCATION_SYSMEM)
+		prefetched = preferred;
+	if (prefetched == KFD_IOCTL_SVM_LOCATION_UNDEFINED ||
+	    prefetched == KFD_IOCTL_SVM_LOCATION_SYSMEM)
+		return;
+	ret->size = ALIGN_UP(args->size, PAGE_SIZE);
+	ret->may_cost_less = 1;
+	if (ret->size)
+		gpu_by(&gpus_by_kfd_id, prefetched, ret);
+}
+
 /*
  * amdgpu_bo_create(): GDS, GWS and OA count units of one page each. VRAM among several domains is
  * taken as VRAM: the driver tries it first.
@@ -77,15 +141,26 @@ static __always_inline void gem_create_demand(const struct arguments *from, stru
 }
 
 /*
- * Turning a system buffer into a VRAM one names it by handle, whose size is not in the arguments:
- * refused. No user-space driver of the last years does it.
+ * A system buffer that is to lie in VRAM from now on: charged in full, unless it is already. It
+ * moves with the next use; when it is sent back, it stays charged to its end.
  */
-static __always_inline void gem_op_demand(const struct arguments *from, struct demand *ret)
+static __always_inline void gem_op_demand(const struct arguments *from, struct drm_file *file,
+					  struct demand *ret)
 {
 	const struct drm_amdgpu_gem_op *args = (const void *)from;
+	struct drm_gem_object *object;
+	__u64 key;
 
-	if (args->op == AMDGPU_GEM_OP_SET_PLACEMENT && args->value & AMDGPU_GEM_DOMAIN_VRAM)
+	if (args->op != AMDGPU_GEM_OP_SET_PLACEMENT || !(args->value & AMDGPU_GEM_DOMAIN_VRAM))
+		return;
+	if (!knows_handles()) {
 		ret->refused = REFUSED_PLACEMENT + 1;
+		return;
+	}
+	object = find_object(file, args->handle);
+	key = (__u64)object;
+	if (object && !bpf_map_lookup_elem(&buffers, &key))
+		ret->size = BPF_CORE_READ(object, size);
 }
 
 /* amdgpu_mode_dumb_create() and amdgpu_gem_align_pitch(). */
@@ -118,8 +193,6 @@ APART int find_demand(const struct arguments *args, enum device device, struct d
 		ret->fd = ((const struct drm_prime_handle *)args)->fd;
 	else if (ret->nr == DRM_AMDGPU_GEM_CREATE_NR)
 		gem_create_demand(args, ret);
-	else if (ret->nr == DRM_AMDGPU_GEM_OP_NR)
-		gem_op_demand(args, ret);
 	else
 		dumb_create_demand(args, ret);
 	return 0;

@@ -13,11 +13,22 @@
 static __always_inline void begin_buffer(__u64 gpu, __u32 type, __u32 domain)
 {
 	struct owners tenants_found = {}, to = {};
-	struct caller *caller;
+	struct caller *caller = current_caller(0);
 
-	if (!find_tenants(&tenants_found) || !find_owners(&tenants_found, gpu, &to))
+	if (caller && caller->asked & CALL_ON_BEHALF)
+		tenants_found = caller->reserved_for;
+	else
+		find_tenants(&tenants_found);
+	if (!tenants_found.count)
 		return;
-	caller = current_caller(BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (!find_owners(&tenants_found, gpu, &to)) {
+		/* Of a GPU it has no share of: not what was reserved. */
+		if (caller)
+			caller->asked |= CALL_MAY_COST_LESS;
+		return;
+	}
+	if (!caller)
+		caller = current_caller(BPF_LOCAL_STORAGE_GET_F_CREATE);
 	if (!caller) {
 		count(UNRECORDED_BUFFER);
 		return;
@@ -32,19 +43,23 @@ static __always_inline void begin_buffer(__u64 gpu, __u32 type, __u32 domain)
 static __always_inline void settle(struct caller *caller, __u64 size)
 {
 	struct change by = { .requested = size };
+	__u64 part = caller->reserved;
 
 	if (!caller->reserved) {
-		/* Memory for SVM, or arguments switched after the gate had read them. */
-		count(UNRESERVED);
+		/* A page fault of the GPU, or arguments switched after the gate had read them. */
+		count(caller->asked & CALL_ON_BEHALF ? SVM_FAULTED : UNRESERVED);
 	} else if (caller->reserved_for.gpu != caller->creating_for.gpu) {
 		give_back(caller);
 		count(UNRESERVED);
 	} else {
-		by.reserved = -(__s64)caller->reserved;
-		by.requested -= caller->reserved;
+		/* The rest is for what the same call makes next. */
+		if (caller->asked & CALL_SVM && size < part)
+			part = size;
+		by.reserved = -(__s64)part;
+		by.requested -= part;
 		/* The very cgroups that were charged, should the task have moved since. */
 		caller->creating_for = caller->reserved_for;
-		caller->reserved = 0;
+		caller->reserved -= part;
 		if (by.requested > 0)
 			count(SETTLED_UP);
 		else if (by.requested < 0)
@@ -54,13 +69,34 @@ static __always_inline void settle(struct caller *caller, __u64 size)
 	apply_change(&caller->creating_for, &by);
 }
 
+static __noinline int change_svm(const struct owners *of, __s64 requested, __u64 faulted)
+{
+	static const struct svm_usage none;
+	__u32 i;
+
+	for (i = 0; i < MAX_OWNERS && i < of->count; i++) {
+		struct ledger_key key = { .cgroup = of->cgroup[i], .gpu = of->gpu };
+		struct svm_usage *found = bpf_map_lookup_elem(&svm, &key);
+
+		if (!found && requested > 0) {
+			bpf_map_update_elem(&svm, &key, &none, BPF_NOEXIST);
+			found = bpf_map_lookup_elem(&svm, &key);
+		}
+		if (!found)
+			continue;
+		__sync_fetch_and_add(&found->requested, requested);
+		__sync_fetch_and_add(&found->faulted, faulted);
+	}
+	return 0;
+}
+
 static __always_inline void record_buffer(struct caller *caller, __u64 key, __u64 size)
 {
 	struct holding holding = { .size = size, .kind = caller->kind };
 	struct change by = { .buffers = 1 };
 
 	if (caller->kind == HOLDING_REQUESTED && !caller->in_vram) {
-		caller->asked |= CALL_MADE_ELSEWHERE;
+		caller->asked |= CALL_MAY_COST_LESS;
 		return;
 	}
 	if (holding.kind == HOLDING_REQUESTED)
@@ -68,6 +104,10 @@ static __always_inline void record_buffer(struct caller *caller, __u64 key, __u6
 	else
 		apply_change(&caller->creating_for, &by);
 	holding.owners = caller->creating_for;
+	if (holding.kind == HOLDING_REQUESTED && caller->asked & CALL_SVM) {
+		holding.flags = HOLDING_SVM;
+		change_svm(&holding.owners, size, caller->asked & CALL_ON_BEHALF ? size : 0);
+	}
 	/* Without an entry nobody gives the bytes back: the tenant keeps the charge, we count it. */
 	if (bpf_map_update_elem(&buffers, &key, &holding, BPF_NOEXIST))
 		count(UNRECORDED_BUFFER);
@@ -91,6 +131,8 @@ static __always_inline int end_buffer(__u64 key)
 	if (holding.kind == HOLDING_REQUESTED)
 		by.requested = -(__s64)holding.size;
 	apply_change(&holding.owners, &by);
+	if (holding.flags & HOLDING_SVM)
+		change_svm(&holding.owners, -(__s64)holding.size, 0);
 	return 1;
 }
 

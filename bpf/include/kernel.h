@@ -95,10 +95,6 @@ struct files_struct {
 	struct fdtable *fdt;
 };
 
-struct task_struct {
-	struct files_struct *files;
-};
-
 struct kernfs_node {
 	__u64 id;
 };
@@ -118,6 +114,21 @@ struct cgroup {
 	struct cgroup_subsys_state self;
 	struct kernfs_node *kn;
 	struct cgroup_root *root;
+	int level;
+	struct cgroup *ancestors[1]; /* by level, itself included; since Linux 6.1 */
+};
+
+struct css_set {
+	struct cgroup *dfl_cgrp;
+};
+
+/* include/linux/sched.h */
+#define PF_KTHREAD 0x00200000
+
+struct task_struct {
+	unsigned int flags;
+	struct files_struct *files;
+	struct css_set *cgroups;
 };
 
 struct pci_sysdata {
@@ -136,6 +147,30 @@ struct pci_dev {
 
 struct drm_gem_object {
 	unsigned long size;
+};
+
+struct xarray {
+	void *xa_head;
+};
+
+struct idr {
+	struct xarray idr_rt;
+	unsigned int idr_base;
+};
+
+/* lib/xarray.c, lib/radix-tree.c: XA_CHUNK_SIZE slots. */
+struct xa_node {
+	unsigned char shift;
+	void *slots[64];
+};
+
+struct drm_minor {
+	int index;
+};
+
+struct drm_file {
+	struct drm_minor *minor;
+	struct idr object_idr;
 };
 
 struct ttm_buffer_object {
@@ -163,6 +198,31 @@ struct amdgpu_bo_param {
 
 struct amdgpu_bo {
 	struct ttm_buffer_object tbo;
+};
+
+struct process_queue_manager {
+	void *process;
+};
+
+struct cu_mask_info {
+	__u32 count;
+	__u32 *ptr;
+};
+
+struct mqd_update_info {
+	struct cu_mask_info cu_mask;
+};
+
+struct svm_range_list {
+};
+
+struct svm_range {
+	struct svm_range_list *svms;
+};
+
+struct kfd_process {
+	struct task_struct *lead_thread;
+	struct svm_range_list svms;
 };
 
 #pragma clang attribute pop

@@ -2,7 +2,8 @@
 /*
  * Map schema 1: what the gate, the ledger and the daemon share. All of it is pinned by name below
  * /sys/fs/bpf/ringfence/1/ and outlives every process. A change to any layout here is a new schema
- * (a new directory); bpf/decode.py holds the same layouts for user space.
+ * (a new directory); a further map is none: what was built before does not look at it.
+ * bpf/decode.py holds the same layouts for user space.
  *
  * No map grows: each has its size below, with the kernel memory it costs when full. A hash element
  * is 48 bytes, its key and its value, rounded up; a bucket is 16 bytes and there from the start.
@@ -27,7 +28,15 @@
 #define MAX_BUFFERS   1048576
 #define MAX_RESOURCES 1048576
 /* 5 MiB, on demand (1 MiB): open files of DRM nodes that tenants have opened. */
-#define MAX_CLIENTS  65536
+#define MAX_CLIENTS 65536
+/* 0.9 MiB, on demand (0.1 MiB): who uses shared virtual memory. */
+#define MAX_SVM_USAGES 8192
+/* 0.9 MiB, on demand (64 KiB): containers whose compute units are known. */
+#define MAX_CU_MASKS 4096
+/* 2 MiB, on demand (0.3 MiB): compute queues of tenants. */
+#define MAX_QUEUES 16384
+/* 1 MiB, on demand (0.1 MiB): tenants that have had queues. */
+#define MAX_COMPUTE  8192
 #define EVENTS_BYTES 262144
 /* Kept free by refusals, of which a tenant can make as many as it likes. */
 #define EVENTS_SPARE 16384
@@ -75,6 +84,36 @@ struct usage {
 	__u64 refused_bytes; /* size of the last refused call */
 };
 
+/* Of a cgroup's charge on a GPU, what is shared virtual memory. Not shown where the map is full. */
+struct svm_usage {
+	__s64 requested; /* live buffers, part of usage.requested */
+	__u64 faulted; /* bytes of all that kernel threads have made, whom nobody can refuse */
+};
+
+#define CU_MASK_WORDS 32 /* the driver takes no more bits of a mask: 1024 */
+
+/* The compute units of a container's slice. */
+struct cu_mask {
+	__u32 words[CU_MASK_WORDS];
+	__u32 enforced; /* 0: what goes beyond it is counted */
+	__u32 pad;
+};
+
+/* Of a cgroup on a GPU. */
+struct compute {
+	__s64 queues; /* live, those that compute */
+	__s64 masked; /* of these, with a mask within the slice */
+	__u64 unmasked_since; /* CLOCK_MONOTONIC, ns: since then not all of them were masked */
+	__u64 wider; /* masks that went beyond the slice, let pass or not */
+	__u64 refused; /* calls refused for either */
+};
+
+struct queue_key {
+	__u64 process; /* kfd_process */
+	__u32 queue;
+	__u32 pad;
+};
+
 struct owners {
 	__u64 gpu;
 	__u64 cgroup[MAX_OWNERS];
@@ -97,6 +136,14 @@ enum holding_kind {
 
 /* holding.flags: a call's reservation that no buffer is known for, under a key no object has. */
 #define HOLDING_UNFOLLOWED 1U
+/* holding.flags: shared virtual memory. */
+#define HOLDING_SVM 2U
+
+struct queue {
+	struct owners owners;
+	__u32 masked;
+	__u32 pad;
+};
 
 /* What a task is in the middle of. */
 struct caller {
@@ -113,8 +160,12 @@ struct caller {
 
 /* Asked, and let pass for what is reserved and no more. */
 #define CALL_ASKED 1U
-/* Its buffer is made, and not in VRAM after all. */
-#define CALL_MADE_ELSEWHERE 2U
+/* It may well succeed and cost less than is reserved, or nothing. */
+#define CALL_MAY_COST_LESS 2U
+/* The buffers being made are shared virtual memory. */
+#define CALL_SVM 4U
+/* By a kernel thread, for the cgroups in `reserved_for`, of whichever GPU. */
+#define CALL_ON_BEHALF 8U
 
 /*
  * Which generations of a part act: both at once for the moment of a hand-over. Every action is
@@ -186,6 +237,13 @@ enum counter {
 	UNRECORDED_CLIENT,
 	UNFOLLOWED,
 	FORGOTTEN,
+	SVM_FAULTED,
+	SVM_UNOWNED,
+	REFUSED_CU_MASK,
+	REFUSED_UNMASKED,
+	CU_MASK_WIDER,
+	UNRECORDED_QUEUE,
+	IMPORTED_BY_NAME,
 	COUNTERS,
 };
 
@@ -213,6 +271,8 @@ _Static_assert(COUNTERS <= MAX_COUNTERS, "MAX_COUNTERS");
 _Static_assert(sizeof(struct usage) == 64, "decode.py");
 _Static_assert(sizeof(struct owners) == 48, "decode.py");
 _Static_assert(sizeof(struct holding) == 64, "decode.py");
+_Static_assert(sizeof(struct cu_mask) == 136, "decode.py");
+_Static_assert(sizeof(struct compute) == 40, "decode.py");
 _Static_assert(sizeof(struct event) == 80, "decode.py");
 
 #define PINNED_MAP(name, map_type, map_key, map_value, entries, map_bits) \
@@ -241,6 +301,14 @@ PINNED_MAP(buffers, BPF_MAP_TYPE_HASH, __u64, struct holding, MAX_BUFFERS, BPF_F
 PINNED_MAP(resources, BPF_MAP_TYPE_HASH, __u64, struct holding, MAX_RESOURCES, BPF_F_NO_PREALLOC);
 /* An open DRM file (key: its drm_file) and the innermost cgroup of the tenant that opened it. */
 PINNED_MAP(clients, BPF_MAP_TYPE_HASH, __u64, __u64, MAX_CLIENTS, BPF_F_NO_PREALLOC);
+PINNED_MAP(svm, BPF_MAP_TYPE_HASH, struct ledger_key, struct svm_usage, MAX_SVM_USAGES,
+	   BPF_F_NO_PREALLOC);
+PINNED_MAP(cu_masks, BPF_MAP_TYPE_HASH, struct ledger_key, struct cu_mask, MAX_CU_MASKS,
+	   BPF_F_NO_PREALLOC);
+PINNED_MAP(queues, BPF_MAP_TYPE_HASH, struct queue_key, struct queue, MAX_QUEUES,
+	   BPF_F_NO_PREALLOC);
+PINNED_MAP(compute, BPF_MAP_TYPE_HASH, struct ledger_key, struct compute, MAX_COMPUTE,
+	   BPF_F_NO_PREALLOC);
 PINNED_MAP(policy, BPF_MAP_TYPE_ARRAY, __u32, __u32, MAX_POLICIES, 0);
 PINNED_MAP(population, BPF_MAP_TYPE_ARRAY, __u32, __s64, POPULATIONS, 0);
 PINNED_MAP(counters, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, __u64, MAX_COUNTERS, 0);

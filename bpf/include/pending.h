@@ -46,6 +46,7 @@ static long leave_limit(void *gpus, const __u32 *minor, const __u64 *gpu, struct
 
 	bpf_map_delete_elem(&limits, &key);
 	bpf_map_delete_elem(&pending, &key);
+	bpf_map_delete_elem(&cu_masks, &key);
 	return 0;
 }
 

@@ -12,6 +12,9 @@ from tests.testbed.vm import NodeOptions, VmResult, run_vm
 
 _PYTEST = ("python3", "-m", "pytest", "-p", "no:cacheprovider")
 _TESTS = "TheByte or WordsNoLibrary or TheRecord or WhoIsAsked or takes_over_what_is_held"
+_PROBED = (
+    "WhoIsHeld or EverythingComesBack or reload or undisturbed or unfollowed or placement or svm"
+)
 
 
 def _gate_tests(which: str, node: NodeOptions) -> VmResult:
@@ -19,12 +22,14 @@ def _gate_tests(which: str, node: NodeOptions) -> VmResult:
         f"tests/vm/guest/{name}.py"
         for name in (
             "test_gate",
+            "test_gate_placement",
             "test_gate_reload",
+            "test_gate_svm",
             "test_gate_unfollowed",
             "test_ledger_undisturbed",
         )
     ]
-    return run_vm([*_PYTEST, "-q", "-k", which, *files], node, timeout_s=400)
+    return run_vm([*_PYTEST, "-q", "-k", which, *files], node, timeout_s=540)
 
 
 @pytest.mark.vm
@@ -36,6 +41,6 @@ def test_without_the_security_module_the_gate_holds_by_fmod_ret() -> None:
 @pytest.mark.vm
 @pytest.mark.parametrize("kernel", ["dmem", "nodmem"])
 def test_a_driver_without_type_information_is_followed_by_probes(kernel: str) -> None:
-    which = f"{_TESTS} or WhoIsHeld or EverythingComesBack or reload or undisturbed or unfollowed"
+    which = f"{_TESTS} or {_PROBED}"
     result = _gate_tests(which, NodeOptions(kernel=kernel, gpus=2, module_btf=False))
     assert result.returncode == 0, (result.stdout + result.stderr).decode()

@@ -3,12 +3,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bpf import decode
+
+if TYPE_CHECKING:
+    from struct import Struct
 
 MAPS_H = Path(decode.__file__).parent / "include" / "maps.h"
 
@@ -107,6 +111,11 @@ def test_every_reason_of_an_event_has_a_sentence() -> None:
     }
 
 
+def test_a_refusal_that_is_not_about_memory_names_no_size() -> None:
+    event = decode.Event(1.0, 42, "x", 9, 0x300, 0, 0, None, decode.Counter.REFUSED_CU_MASK, 26)
+    assert str(event) == "x[42] refused: a CU mask beyond its slice"
+
+
 def test_what_stays_charged_unseen_is_no_refusal_and_no_kill() -> None:
     event = decode.Event(1.0, 42, "x", 9, 0x300, 8192, 0, None, decode.Counter.UNFOLLOWED, 0)
     assert not event.refused
@@ -146,9 +155,15 @@ def test_policies_have_the_order_of_the_header() -> None:
 
 @pytest.mark.parametrize(
     ("name", "layout"),
-    [("usage", decode.USAGE), ("holding", decode.HOLDING), ("event", decode.EVENT)],
+    [
+        ("usage", decode.USAGE),
+        ("holding", decode.HOLDING),
+        ("event", decode.EVENT),
+        ("cu_mask", decode.CU_MASK),
+        ("compute", decode.COMPUTE),
+    ],
 )
-def test_layouts_have_the_sizes_the_header_asserts(name: str, layout: decode.Struct) -> None:
+def test_layouts_have_the_sizes_the_header_asserts(name: str, layout: Struct) -> None:
     asserted = re.search(rf"sizeof\(struct {name}\) == (\d+)", MAPS_H.read_text())
     assert asserted is not None
     assert layout.size == int(asserted[1])
@@ -160,3 +175,34 @@ def test_layouts_have_the_sizes_the_header_asserts(name: str, layout: decode.Str
 )
 def test_constants_are_the_headers(macro: str, value: int) -> None:
     assert re.search(rf"#define {macro}\s+{value}\b", MAPS_H.read_text())
+
+
+@given(st.integers(0, (1 << decode.MAX_CUS) - 1), st.booleans())
+def test_compute_units_come_back(cus: int, enforced: bool) -> None:
+    mask = decode.CuMask(cus, enforced)
+    assert decode.unpack_cu_mask(decode.pack_cu_mask(mask)) == mask
+
+
+@pytest.mark.parametrize("cus", [-1, 1 << decode.MAX_CUS])
+def test_compute_units_no_mask_has_a_bit_for_are_an_error(cus: int) -> None:
+    with pytest.raises(ValueError, match="at most 1024 CUs"):
+        decode.pack_cu_mask(decode.CuMask(cus))
+
+
+def test_usage_is_read_with_and_without_what_later_maps_hold_of_it() -> None:
+    row = decode.USAGE.pack(1, 2, 3, 4, 5, 6, 7, 8)
+    alone = decode.unpack_usage(row)
+    assert alone == decode.LedgerUsage(1, 2, 3, 4, 5, 6, 7, 8)
+    svm, compute = decode.SVM_USAGE.pack(9, 10), decode.COMPUTE.pack(11, 12, 13, 14, 15)
+    assert decode.unpack_usage(row, svm, compute) == decode.LedgerUsage(
+        *(1, 2, 3, 4, 5, 6, 7, 8, 9, 10),
+        queues=11,
+        queues_masked=12,
+        masks_wider=14,
+        masks_refused=15,
+    )
+
+
+def test_a_cgroup_with_a_live_queue_is_not_empty() -> None:
+    assert decode.LedgerUsage(0, svm_faulted=1, masks_wider=1).empty
+    assert not decode.LedgerUsage(0, queues=1).empty

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from bpf import loader
+from bpf.decode import CuMask
 from bpf.libbpf import BpfError
 from enforcer import layers
 from enforcer.layers import KernelLayers
@@ -80,3 +81,61 @@ def test_a_switched_off_gate_says_so(kernel: KernelLayers) -> None:
 def test_unloading_nothing_is_harmless(tmp_path: Path) -> None:
     layers.unload(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("upgrade", [False, True])
+def test_a_predecessor_s_ledger_is_replaced_before_its_gate(
+    kernel: KernelLayers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, upgrade: bool
+) -> None:
+    order: list[str] = []
+
+    def load(part: str) -> None:
+        order.append(part)
+        raise BpfError(part)
+
+    monkeypatch.setattr(loader, "load_gate", lambda *_: load("gate"))
+    monkeypatch.setattr(loader, "load_ledger", lambda *_: load("ledger"))
+    if upgrade:
+        link = tmp_path / "bpf/1/7/ledger_bo_create"
+        link.parent.mkdir(parents=True)
+        link.touch()
+    kernel.load_gate()
+    assert order == (["ledger", "gate"] if upgrade else ["gate"])
+
+
+class CuMaps(loader.Maps):
+    """Compute units as the maps would keep them; ``full``: no room for another."""
+
+    def __init__(self, masks: dict[tuple[int, int], CuMask], *, full: bool = False) -> None:
+        self.masks = masks
+        self.full = full
+
+    def cu_masks(self) -> dict[tuple[int, int], CuMask]:
+        return dict(self.masks)
+
+    def set_cu_mask(self, cgroup: int, gpu: int, mask: CuMask) -> None:
+        if self.full:
+            raise BpfError("cu_masks: the map is full")
+        self.masks[cgroup, gpu] = mask
+
+    def delete_cu_mask(self, cgroup: int, gpu: int) -> bool:
+        return self.masks.pop((cgroup, gpu), None) is not None
+
+
+def test_compute_units_are_kept_as_wanted_and_no_others(kernel: KernelLayers) -> None:
+    kernel.maps = maps = CuMaps({(1, 9): CuMask(1), (2, 9): CuMask(3), (3, 9): CuMask(7)})
+    kernel.keep_cu_masks({(1, 9): 1, (2, 9): 2, (4, 9): 8}, enforced=False)
+    assert maps.masks == {(1, 9): CuMask(1), (2, 9): CuMask(2), (4, 9): CuMask(8)}
+    kernel.keep_cu_masks({(1, 9): 1}, enforced=True)
+    assert maps.masks == {(1, 9): CuMask(1, enforced=True)}
+    assert kernel.problems == {}
+
+
+def test_compute_units_that_find_no_room_are_a_problem_until_they_do(kernel: KernelLayers) -> None:
+    kernel.keep_cu_masks({(1, 9): 1}, enforced=False)  # no maps yet
+    kernel.maps = maps = CuMaps({}, full=True)
+    kernel.keep_cu_masks({(1, 9): 1}, enforced=False)
+    assert "cu_masks: the map is full" in kernel.problems["cu_masks"]
+    maps.full = False
+    kernel.keep_cu_masks({(1, 9): 1}, enforced=False)
+    assert kernel.problems == {}

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enforcer.limits import gpu_shares, limits, pending_limits, pod_limits
-from enforcer.model import MIB, Container, ContainerKind, Limit, PodCgroup, Share, Slice
+from enforcer.limits import cu_bits, cu_masks, gpu_shares, limits, pending_limits, pod_limits
+from enforcer.model import MIB, Container, ContainerKind, Limit, PodCgroup, Share, Slice, pci_key
 
 GPU = "0000:03:00.0"
 OTHER = "0000:43:00.0"
@@ -139,3 +140,32 @@ def test_a_container_not_made_yet_may_hold_the_pods_smallest_share_of_each_gpu()
         Limit(POD.path, 100, GPU, 2 << 30),
         Limit(POD.path, 100, OTHER, None),
     ]
+
+
+def test_a_named_container_has_the_cus_of_its_own_slice() -> None:
+    slices = [make("a", Share(GPU, MIB, "0-3,8")), make("b", Share(GPU, MIB, "9"))]
+    masks = cu_masks(slices, [running("a", number=1), running("b", number=2)])
+    assert masks == {(201, pci_key(GPU)): 0x10F, (202, pci_key(GPU)): 0x200}
+
+
+@pytest.mark.parametrize("name", [None, "", "another"])
+def test_of_a_container_that_is_no_slice_s_no_cus_are_known(name: str | None) -> None:
+    assert cu_masks([make("a", Share(GPU, MIB, "0-3"))], [running(name)]) == {}
+
+
+@pytest.mark.parametrize(
+    "share", [Share(GPU, None), Share(GPU, MIB), Share(GPU, None, "0-3", partition=1)]
+)
+def test_a_share_of_every_cu_or_of_a_whole_partition_has_no_mask(share: Share) -> None:
+    assert cu_masks([make("a", share)], [running("a")]) == {}
+
+
+@given(st.sets(st.integers(0, 1023), min_size=1))
+def test_an_id_list_is_its_bits(cus: set[int]) -> None:
+    assert cu_bits(",".join(map(str, sorted(cus)))) == sum(1 << cu for cu in cus)
+
+
+@pytest.mark.parametrize("ids", ["", "a", "1-", "1,,2"])
+def test_what_is_no_id_list_is_an_error(ids: str) -> None:
+    with pytest.raises(ValueError, match="invalid literal"):
+        cu_bits(ids)

@@ -130,16 +130,21 @@ def test_the_list_has_every_driver_function_our_bpf_attaches_to() -> None:
     own = ("security_", "ttm_", "__x64_sys_", "__ia32_")
     driver = {name for name in sections if not name.startswith(own)}
     assert "amdgpu_bo_create" in driver
-    assert driver <= set(read_points(btf_compare.POINTS).functions)
+    points = read_points(btf_compare.POINTS)
+    assert driver <= {*points.functions, *points.optional_functions}
+
+
+_DRIVERS = r"struct ((?:amdgpu|kfd|svm|process_queue|mqd)_\w+) {\n((?:\t[^\n]*\n)*)};"
 
 
 def test_the_list_has_every_driver_structure_our_bpf_reads() -> None:
     header = (Path(loader.__file__).parent / "include/kernel.h").read_text()
     read = {
         (structure, member)
-        for structure, body in re.findall(r"struct (amdgpu_\w+) {\n(.*?)\n};", header, re.DOTALL)
+        for structure, body in re.findall(_DRIVERS, header)
         for member in re.findall(r"(\w+);", body)
     }
     points = read_points(btf_compare.POINTS)
     assert ("amdgpu_bo", "tbo") in read
-    assert read <= {(name, member) for name, held in points.members.items() for member in held}
+    listed = [*points.members.items(), *points.optional_members.items()]
+    assert read <= {(name, member) for name, held in listed for member in held}

@@ -26,6 +26,15 @@ if TYPE_CHECKING:
 KFD_ALLOC: Final = 0xC0284B16
 KFD_FREE: Final = 0x40084B17
 KFD_ACQUIRE_VM: Final = 0x40084B15
+KFD_CREATE_QUEUE: Final = 0xC0604B02
+KFD_DESTROY_QUEUE: Final = 0xC0084B03
+KFD_SET_CU_MASK: Final = 0x40104B1A
+QUEUE_AQL: Final = 2
+KFD_SVM: Final = 0xC0004B20
+"""Without its size, which is that of its attributes."""
+SVM_PREFERRED: Final = 0
+SVM_PREFETCH: Final = 1
+SVM_ACCESS: Final = 2
 GEM_CREATE: Final = 0xC0206440
 GEM_CLOSE: Final = 0x40086409
 GEM_OP: Final = 0xC0186450
@@ -208,6 +217,35 @@ class Driver:
     def kfd_arguments(self, kfd_id: int, size: int, flags: int = ALLOC_VRAM) -> bytes:
         self._next_va += 1 << 36
         return struct.pack("=QQQQII", self._next_va, size, 0, 0, kfd_id, flags | ALLOC_WRITABLE)
+
+    def create_queue(self, kfd_id: int, kind: int = QUEUE_AQL) -> int:
+        """Its number."""
+        ring = self.memory(_PAGE)
+        arguments = struct.pack("=QQQQ", ring, ring, ring + 8, 0)
+        arguments += struct.pack("=IIIIII", _PAGE, kfd_id, kind, 100, 7, 0) + bytes(40)
+        made = self.call("/dev/kfd", KFD_CREATE_QUEUE, arguments)
+        return int(struct.unpack_from("=I", made, 52)[0])
+
+    def destroy_queue(self, queue: int) -> None:
+        self.call("/dev/kfd", KFD_DESTROY_QUEUE, struct.pack("=II", queue, 0))
+
+    def set_cu_mask(self, queue: int, mask: int, bits: int = 64) -> None:
+        words = ctypes.create_string_buffer(mask.to_bytes(bits // 8, "little"), bits // 8)
+        arguments = struct.pack("=IIQ", queue, bits, ctypes.addressof(words))
+        self.call("/dev/kfd", KFD_SET_CU_MASK, arguments)
+
+    def memory(self, size: int) -> int:
+        """Fresh memory of this process, aligned to 2 MiB; its address."""
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        room = size + (2 << 20)
+        address = self._libc.mmap(None, room, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
+        return int(address + (-address % (2 << 20)))
+
+    def svm(self, address: int, size: int, attributes: list[tuple[int, int]]) -> None:
+        """Set (attribute, value) of a range of this process's memory."""
+        arguments = struct.pack("=QQII", address, size, 0, len(attributes))
+        arguments += b"".join(struct.pack("=II", *pair) for pair in attributes)
+        self.call("/dev/kfd", KFD_SVM | len(arguments) << 16, arguments)
 
     def kfd_free(self, handle: int) -> None:
         self.call("/dev/kfd", KFD_FREE, struct.pack("=Q", handle))

@@ -125,7 +125,9 @@ def fresh_node(gpus: list[Gpu]) -> Iterator[Node]:
         assert maps.usage() == {}
         assert maps.limits() == {}
         assert maps.pending() == {}
-        assert maps.fill()["tenants"][0] == 0
+        assert maps.cu_masks() == {}
+        for name in ("tenants", "svm", "queues", "compute"):
+            assert maps.fill()[name][0] == 0, name
         assert maps.fill()["buffers"][0] == 0
         assert maps.fill()["resources"][0] == 0
 

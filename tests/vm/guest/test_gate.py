@@ -242,6 +242,8 @@ class TestWordsNoLibraryWrites:
         caller.do("call32", node.render, GEM_CREATE, fits)
         assert node.usage(box).requested == 8 * MIB
         assert caller.refused("call32", node.render, GEM_CREATE, page) == "ENOMEM"
+        page = caller.do("kfd_arguments", node.kfd_id, PAGE)
+        assert caller.refused("call32", "/dev/kfd", KFD_ALLOC, page) == "ENOMEM"
         assert node.usage(box).reserved == 0
 
     def test_a_size_switched_behind_the_gates_back_is_charged_as_the_driver_took_it(
@@ -279,12 +281,6 @@ class TestWordsNoLibraryWrites:
         assert caller.refused("call_nowhere", "/dev/kfd", KFD_ALLOC) == "ENOMEM"
         assert caller.refused("call_nowhere", node.render, GEM_CREATE) == "ENOMEM"
         assert node.counted("refused_arguments") == before + 2
-
-    def test_a_system_buffer_is_not_moved_into_vram(self, node: Node) -> None:
-        caller = node.caller(node.cgroup("box", 8 * MIB))
-        handle = caller.do("gem_create", node.render, MIB, DOMAIN_GTT)
-        assert caller.refused("set_placement", node.render, handle, DOMAIN_VRAM) == "ENOMEM"
-        assert caller.refused("set_placement", node.render, handle, DOMAIN_GTT) == ""
 
     def test_a_call_the_driver_rejects_costs_nothing(self, node: Node) -> None:
         box = node.cgroup("box", 8 * MIB)
