@@ -12,7 +12,7 @@ from enforcer.model import Activity, LayerState, Usage
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from enforcer.model import ContainerUsage, Gpu, GpuLoad, Snapshot
+    from enforcer.model import ContainerUsage, Gpu, GpuHealth, GpuLoad, Snapshot
 
 _Number = TypeVar("_Number", int, float)
 _MOST_CUS = 4096
@@ -30,6 +30,7 @@ class Card:
     load: GpuLoad | None
     rows: tuple[ContainerUsage, ...]
     """Containers only, by namespace, pod and name."""
+    health: GpuHealth | None = None
 
     @property
     def vram(self) -> int | None:
@@ -63,6 +64,7 @@ def cards(snapshot: Snapshot) -> list[Card]:
         if row.container:
             rows[row.bdf].append(row)
     loads = {load.bdf: load for load in snapshot.loads}
+    health = {one.bdf: one for one in snapshot.health}
     return [
         Card(
             bdf,
@@ -72,6 +74,7 @@ def cards(snapshot: Snapshot) -> list[Card]:
             tuple(
                 sorted(rows.get(bdf, ()), key=lambda one: (one.namespace, one.pod, one.container))
             ),
+            health.get(bdf),
         )
         for bdf in sorted({*gpus, *rows})
     ]

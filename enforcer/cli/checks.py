@@ -426,6 +426,13 @@ def _enforcer(node: Node) -> Iterator[Finding]:
     yield _layer(snapshot.support.dmem, fatal=not snapshot.support.gate.on)
     for problem in snapshot.problems:
         yield _problem("enforcer", problem, "see the line in its log for when it began")
+    for one in snapshot.health:
+        if not one.healthy:
+            yield _problem(
+                "GPU health",
+                f"{one.bdf}: {one.reason}",
+                "it gets no new pods; see dmesg, and reset it or the node where it stays so",
+            )
     for name, used, most in snapshot.map_fill:
         if used * 10 > most * 9:
             yield _problem(

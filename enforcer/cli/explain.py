@@ -126,6 +126,7 @@ def told(
             yield "the pod as a whole"
         for row in own:
             yield from _row(row, gpus.get(row.bdf), _refused(snapshot, row))
+            yield from _ailing(snapshot, row.bdf)
         for path in sorted({row.cgroup for row in own}):
             yield from _environment(inside.get(path)) if name else ()
 
@@ -154,6 +155,12 @@ def _row(row: ContainerUsage, gpu: Gpu | None, refused: Sequence[Incident]) -> I
         yield f"    {one.reason} ({one.count} times), last at {clock} UTC: {one.text}"
         if one.reason == "refused_limit":
             yield "    -> ask for more amd.com/gpumem, or have the program use less"
+
+
+def _ailing(snapshot: Snapshot, bdf: str) -> Iterator[str]:
+    for one in snapshot.health:
+        if one.bdf == bdf and not one.healthy:
+            yield f"    ! the GPU is unhealthy: {one.reason}"
 
 
 def _verdict(row: ContainerUsage) -> str:

@@ -113,6 +113,8 @@ def _card(card: Card, width: int) -> Iterator[str]:
         parts += [f"{load.temperature:.0f}C"] if load.temperature is not None else []
         parts += [f"{load.power:.0f}W"] if load.power is not None else []
     yield "  ".join(parts)
+    if card.health is not None and not card.health.healthy:
+        yield f"! unhealthy: {card.health.reason}"
     total = card.vram
     if total:
         card_used = None if load is None else load.vram_used

@@ -244,6 +244,22 @@ def _info(view: View) -> Iterator[Sample]:
         yield labels(names, card.bdf, view.node, view.uuids[card.bdf], card.name), 1
 
 
+def _healthy(view: View) -> Iterator[Sample]:
+    for one in view.snapshot.health:
+        yield labels(("device",), one.bdf), int(one.healthy)
+
+
+def _faults(view: View) -> Iterator[Sample]:
+    for one in view.snapshot.health:
+        yield labels(("device",), one.bdf), one.vm_faults
+
+
+def _resets(view: View) -> Iterator[Sample]:
+    for one in view.snapshot.health:
+        if one.last_reset is not None:
+            yield labels(("device",), one.bdf), one.last_reset
+
+
 def _events(view: View) -> Iterator[Sample]:
     for event, count in view.snapshot.counters:
         yield labels(("event",), event), count
@@ -321,6 +337,28 @@ FAMILIES: tuple[Family, ...] = (
     ),
     _of_card("ringfence_gpu_compute_units", "CUs the GPU has.", lambda card: card.cu_count),
     _of_card("ringfence_gpu_slices", "Running containers on it.", lambda card: len(card.rows)),
+    Family(
+        "ringfence_gpu_healthy",
+        "gauge",
+        "1 if the GPU is fit to be used; why not is on the node page.",
+        ("device",),
+        _healthy,
+    ),
+    Family(
+        "ringfence_gpu_vm_faults_total",
+        "counter",
+        "Faults in address spaces of its processes, since the enforcer started.",
+        ("device",),
+        _faults,
+    ),
+    Family(
+        "ringfence_gpu_last_reset_timestamp_seconds",
+        "gauge",
+        "End of its last reset, Unix time; what was in VRAM before is lost.",
+        ("device",),
+        _resets,
+        "none was heard of",
+    ),
     _of_row("ringfence_vram_limit_bytes", "VRAM allowed.", lambda row: row.limit, _WHOLE),
     _of_usage(
         "requested", "VRAM asked for and not freed.", lambda usage: usage.requested, _NO_LEDGER

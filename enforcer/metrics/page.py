@@ -117,10 +117,19 @@ def _card(card: Card) -> Iterator[str]:
 def _load(card: Card) -> str:
     if not card.gpus:
         return '<span class="bad">▲ slices name it, the node has it not</span>'
+    parts = []
+    if (health := card.health) is not None:
+        parts.append(
+            '<span class="good">✓ healthy</span>'
+            if health.healthy
+            else f'<span class="bad">▲ unhealthy: {escape(health.reason)}</span>'
+        )
+        if health.last_reset is not None:
+            clock = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(health.last_reset))
+            parts.append(f"<span>reset {clock}</span>")
     load = card.load
     if load is None:
-        return ""
-    parts = []
+        return "".join(parts)
     if load.busy_percent is not None:
         parts.append(f"<span>{load.busy_percent} % busy</span>")
     if load.temperature is not None:

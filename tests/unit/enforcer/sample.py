@@ -9,6 +9,7 @@ from enforcer.model import (
     Activity,
     ContainerUsage,
     Gpu,
+    GpuHealth,
     GpuLoad,
     HostSupport,
     Incident,
@@ -72,4 +73,9 @@ SNAPSHOT = Snapshot(
     counters=(("events_dropped", 0), ("refused_limit", 7)),
     map_fill=(("limits", 8, 16384),),
     incidents=(INCIDENT,),
+    health=(
+        GpuHealth(GPUS[0].bdf, healthy=True, since=TIME - 900, last_reset=TIME - 900, vm_faults=3),
+        GpuHealth(GPUS[1].bdf, healthy=True, since=TIME - 1000),
+    ),
 )
+ILL = GpuHealth(GPUS[0].bdf, healthy=False, reason="wedged: the driver asks for rebind")

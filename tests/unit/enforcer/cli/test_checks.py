@@ -19,7 +19,7 @@ from enforcer.host.roots import Roots
 from enforcer.model import Layer, LayerState, Why
 from enforcer.slices import FILE, write_checkpoint
 from tests.testbed.trees import GpuSpec, NodeSpec, write_cgroup, write_sys
-from tests.unit.enforcer.sample import SNAPSHOT, TIME
+from tests.unit.enforcer.sample import ILL, SNAPSHOT, TIME
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -264,6 +264,10 @@ FAULTS: dict[str, tuple[Callable[[Healthy], None], str, State, str, str]] = {
     "enforcer's problem": (
         lambda h: h.set(snapshot=replace(SNAPSHOT, problems=("bang",))),
         "enforcer", State.PROBLEM, "bang", "log",
+    ),
+    "GPU ill": (
+        lambda h: h.set(snapshot=replace(SNAPSHOT, health=(ILL,))),
+        "GPU health", State.PROBLEM, "wedged", "no new pods",
     ),
     "full map": (
         lambda h: h.set(snapshot=replace(SNAPSHOT, map_fill=(("limits", 95, 100),))),

@@ -12,7 +12,7 @@ from enforcer.cli.node import Seen
 from enforcer.model import MIB, ContainerKind, Layer, LayerState, Share, Slice, Usage, Why
 from enforcer.slices import FILE, write_checkpoint
 from tests.testbed.trees import write_cgroup
-from tests.unit.enforcer.sample import GPUS, NO_DMEM, ROWS, SNAPSHOT
+from tests.unit.enforcer.sample import GPUS, ILL, NO_DMEM, ROWS, SNAPSHOT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -139,6 +139,12 @@ def test_sources_that_differ_are_pointed_at(node: Node, capsys: pytest.CaptureFi
     text = capsys.readouterr().out
     assert f"the kernel counts {3 * MIB} bytes more than the ledger" in text
     assert f"dmem does not charge {5 * MIB} bytes" in text
+
+
+def test_a_gpu_that_is_ill_is_pointed_at(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    node.snapshot = replace(SNAPSHOT, health=(ILL,))
+    node.run("team-a/infer")
+    assert "! the GPU is unhealthy: wedged" in capsys.readouterr().out
 
 
 def test_usage_that_nothing_tells_is_unknown(

@@ -234,6 +234,15 @@ def test_a_gpu_tells_what_it_has_and_what_is_booked() -> None:
     assert info[0]["model"] == "AMD Instinct MI300X"
 
 
+def test_the_health_of_a_gpu_is_told() -> None:
+    ill = replace(sample.ILL, bdf="0000:83:00.0")
+    found = _scrape(replace(sample.SNAPSHOT, health=(ill, sample.SNAPSHOT.health[0])))
+    assert [value for _, value in found["ringfence_gpu_healthy"]] == [0, 1]
+    assert [value for _, value in found["ringfence_gpu_vm_faults_total"]] == [0, 3]
+    (reset,) = found["ringfence_gpu_last_reset_timestamp_seconds"]
+    assert reset[1] == sample.TIME - 900
+
+
 def test_partitions_of_a_gpu_are_one_device() -> None:
     parts = tuple(replace(GPU, partition=number, render=128 + number) for number in range(4))
     found = _scrape(replace(SNAPSHOT, gpus=parts))

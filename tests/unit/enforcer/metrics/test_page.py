@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from enforcer.metrics.page import letter, page, size
 from enforcer.model import GIB, Layer, LayerState, Snapshot, Usage, Why
-from tests.unit.enforcer.sample import GPUS, NO_DMEM, ROWS, SNAPSHOT
+from tests.unit.enforcer.sample import GPUS, ILL, NO_DMEM, ROWS, SNAPSHOT
 
 VOID = {"meta", "br"}
 
@@ -140,6 +140,8 @@ def test_a_mask_that_is_none_does_not_cost_the_page() -> None:
         (None, "not done yet"),
         (replace(SNAPSHOT, gpus=(), containers=(), loads=()), "No AMD GPU"),
         (replace(SNAPSHOT, containers=()), "No container has a slice of it."),
+        (SNAPSHOT, "✓ healthy reset 2026-11-18 10:51:40 UTC"),
+        (replace(SNAPSHOT, health=(ILL,)), "▲ unhealthy: wedged: the driver asks for rebind"),
         (replace(SNAPSHOT, incidents=()), "None since this enforcer started."),
         (replace(SNAPSHOT, incidents=SNAPSHOT.incidents * 25), "and 5 older ones"),
         (replace(SNAPSHOT, problems=("one", "two")), "Problems: 2"),
