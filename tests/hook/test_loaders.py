@@ -27,21 +27,28 @@ def libraries(request: pytest.FixtureRequest) -> Path:
         pytest.skip(f"the archive has no {request.param}: {error}")
 
 
-def compile_programs(directory: Path, *flags: str | Path) -> Path:
-    """`x`, which says that it started, and `plt`, which measures calls."""
+def compile_programs(directory: Path, *flags: str, dl: str = "-ldl") -> Path:
+    """`x` says that it started, `plt` measures calls, `tables` loads the tools library."""
     (directory / "x.c").write_text(SOURCE)
     cc = ["cc", "-D_GNU_SOURCE", "-O2", *flags]
     subprocess.run([*cc, directory / "x.c", "-o", directory / "x"], check=True)
     plt = Path(__file__).parent / "programs" / "plt.c"
     lazy = ["-fno-builtin", "-Wl,-z,lazy"]
     subprocess.run([*cc, *lazy, plt, "-o", directory / "plt"], check=True)
+    tables = Path(__file__).parent / "programs" / "tables.c"
+    # An old loader has dlopen() in a library of its own.
+    subprocess.run([*cc, tables, dl, "-o", directory / "tables"], check=True)
     return directory
 
 
 def compile_for(suite: str, directory: Path) -> Path:
     """The same, for a suite's glibc: built on a newer one they would not start on an old one."""
-    flags = compiling_for(suite) if suite == "bullseye" else ()
-    return compile_programs(directory, *flags)
+    if suite != "bullseye":
+        return compile_programs(directory)
+    sysroot, *others = compiling_for(suite)
+    # By its path: this machine's own would be found first, and has no functions any more.
+    dl = f"{sysroot.partition('=')[2]}/lib/x86_64-linux-gnu/libdl.so.2"
+    return compile_programs(directory, sysroot, *others, dl=dl)
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +56,12 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compile_programs(tmp_path_factory.mktemp("programs"))
 
 
-def start(libraries: Path, program: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def start(
+    libraries: Path, program: Path, env: dict[str, str], *arguments: str
+) -> subprocess.CompletedProcess[str]:
     loader = libraries / "ld-linux-x86-64.so.2"
     return subprocess.run(
-        [loader, "--library-path", libraries, program],
+        [loader, "--library-path", libraries, program, *arguments],
         env=env, capture_output=True, text=True, check=False, timeout=30,
     )  # fmt: skip
 
@@ -61,6 +70,13 @@ def test_a_program_starts_beside_the_auditor(built: Path, libraries: Path, progr
     audit = str(built / "hook" / "libringfence-audit.so")
     result = start(libraries, programs / "x", {"LD_AUDIT": audit})
     assert (result.returncode, result.stdout, result.stderr) == (0, "started\n", "")
+
+
+def test_the_tools_library_finds_all_it_needs(built: Path, libraries: Path, programs: Path) -> None:
+    tool = str(built / "hook" / "libringfence-hsa.so")
+    result = start(libraries, programs / "tables", {}, tool, "2", "1016", "2", "560")
+    # This machine has no slice: it loads, and leaves the tables alone.
+    assert (result.stdout.splitlines(), result.stderr) == (["loaded 1", "core", "amd"], "")
 
 
 @pytest.mark.parametrize("library", ["libjemalloc.so.2", "libtcmalloc_minimal.so.4"])

@@ -14,6 +14,7 @@ from tests.hook.test_loaders import (
     start,
     test_a_program_starts_beside_the_auditor,
     test_no_call_of_a_program_gets_slower,
+    test_the_tools_library_finds_all_it_needs,
 )
 from tests.testbed.cache import StepError
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "test_a_program_starts_beside_the_auditor",
     "test_no_call_of_a_program_gets_slower",
+    "test_the_tools_library_finds_all_it_needs",
 ]
 
 
