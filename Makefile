@@ -70,6 +70,7 @@ soak: prepare generate
 
 # What the gate and the ledger cost: in the nanoseconds of this machine, and as ratios within one run
 # of the virtual node. What the device plugin costs on a large node, with what this machine can at best.
+# What the hook adds to a process, with and without it in turns.
 .PHONY: bench
 bench: prepare generate
 	$(PYTHON) -m tests.bench.decide
@@ -77,6 +78,7 @@ bench: prepare generate
 	$(PYTHON) -m tests.bench.enforcer
 	$(PYTHON) -m tests.bench.plugin
 	$(PYTHON) -m tests.bench.scrape
+	$(PYTHON) -m tests.hook.bench
 
 # Two pods on one simulated GPU, on a kernel with dmem and on one without.
 .PHONY: demo
