@@ -60,7 +60,7 @@ TIERS = (
         "contract",
         "the device plugin against peers of the real protocols",
         # They wait more than they work.
-        ("tests/contract", "--numprocesses=4", "--dist=worksteal"),
+        ("tests/contract", "--numprocesses=6", "--dist=worksteal"),
     ),
     Tier(
         "hook",
