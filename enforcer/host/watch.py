@@ -8,6 +8,7 @@ import errno
 import os
 import select
 import struct
+from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Watch:
         # Closes it with this object.
         self._file = os.fdopen(self._fd, "rb", buffering=0)
         self._watched: dict[Path, int] = {}
+        self._ended: deque[int] = deque()
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
 
@@ -39,6 +41,9 @@ class Watch:
         The limit is ``fs.inotify.max_user_watches``.
         """
         wanted = set(directories)
+        # A directory of the same name may have come in the place of one that went.
+        ended = {self._ended.popleft() for _ in range(len(self._ended))}
+        self._watched = {path: one for path, one in self._watched.items() if one not in ended}
         for path in self._watched.keys() - wanted:
             # One whose directory is gone went by itself.
             self._libc.inotify_rm_watch(self._fd, self._watched.pop(path))
@@ -57,9 +62,11 @@ class Watch:
         data = self._file.read(_READ_BYTES)
         found = False
         while data:
-            _, mask, _, length = _EVENT.unpack_from(data)
-            # That a watch has ended is no news of an entry.
-            found = found or not mask & _IGNORED
+            number, mask, _, length = _EVENT.unpack_from(data)
+            if mask & _IGNORED:
+                self._ended.append(number)
+            else:
+                found = True
             data = data[_EVENT.size + length :]
         return found
 

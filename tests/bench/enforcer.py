@@ -52,7 +52,7 @@ _IMPORTS: Final = (
     "grpc",
     "enforcer.api.server",
     "prometheus_client",
-    "enforcer.metrics",
+    "enforcer.metrics.serve",
     "pyroute2",
 )
 """In the order in which the daemon comes to them."""
