@@ -35,7 +35,9 @@ def rootfs() -> Path:
 
     def make(into: Path, step: Step) -> None:
         fetched = into / "wheel"
+        # Nothing of it is imported, so this Python need not be the one it was built for.
         step.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps",
+                  "--python-version", "3.11", "--only-binary", ":all:",
                   "--dest", fetched, _WHEEL])  # fmt: skip
         base = unpacked("bookworm", BOOKWORM_BASE)
         shutil.copytree(base, into / "root", symlinks=True)
