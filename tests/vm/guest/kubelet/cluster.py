@@ -185,9 +185,10 @@ class Cluster:
         for one in (self.runtime, self.kubelet, self.enforcer, self.plugin):
             self._open.callback(_end, one)
         self._open.callback(self.api.close)
+        # One after the other: all that starts at once takes longer than each is given.
+        self.enforcer.start()
         self.api.start()
         self.runtime.spawn()
-        self.enforcer.start()
         self.runtime.wait_ready([self._client])
         self.api.wait_ready()
         self.kubelet.start()
