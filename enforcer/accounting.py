@@ -73,7 +73,7 @@ class Checked:
 
 
 class LedgerRow(Protocol):
-    """What the ledger holds for one cgroup on one GPU. Bytes, but for ``refusals``."""
+    """What the ledger holds for one cgroup on one GPU. Bytes, but for counts."""
 
     @property
     def requested(self) -> int: ...
@@ -85,6 +85,12 @@ class LedgerRow(Protocol):
     def peak(self) -> int: ...
     @property
     def refusals(self) -> int: ...
+    @property
+    def queues(self) -> int: ...
+    @property
+    def queues_masked(self) -> int: ...
+    @property
+    def masks_wider(self) -> int: ...
     @property
     def empty(self) -> bool: ...
 
@@ -212,9 +218,17 @@ def _usage(
         return Usage(dmem_current=charged)
     row = ledger.get(key)
     if row is None:
-        return Usage(0, 0, 0, 0, 0, charged)
+        return Usage(0, 0, 0, 0, 0, charged, queues=0, queues_masked=0, masks_wider=0)
     return Usage(
-        row.requested, row.resident, row.page_tables, row.peak, row.refusals, dmem_current=charged
+        row.requested,
+        row.resident,
+        row.page_tables,
+        row.peak,
+        row.refusals,
+        charged,
+        queues=row.queues,
+        queues_masked=row.queues_masked,
+        masks_wider=row.masks_wider,
     )
 
 

@@ -254,6 +254,12 @@ class Usage:
     """In VRAM by the ledger, and not charged to it by dmem."""
     drift: int | None = None
     """By how much the kernel counts more than the ledger; 0 within ``accounting.DRIFT_BOUND``."""
+    queues: int | None = None
+    """Its live compute queues (the ledger)."""
+    queues_masked: int | None = None
+    """Of these, with a CU mask within its slice."""
+    masks_wider: int | None = None
+    """CU masks it asked for that went beyond its slice."""
 
 
 @dataclass(frozen=True, slots=True)

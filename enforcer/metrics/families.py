@@ -223,6 +223,21 @@ def _cu_slice(view: View) -> Iterator[Sample]:
                 yield names, count
 
 
+def _compute_queues(view: View) -> Iterator[Sample]:
+    masked, unmasked = (f",{labels(('masked',), one)}" for one in ("yes", "no"))
+    for names, row in view.rows:
+        queues, within = row.usage.queues, row.usage.queues_masked
+        if queues is not None and within is not None:
+            yield names + masked, within
+            yield names + unmasked, max(0, queues - within)
+
+
+def _wider(view: View) -> Iterator[Sample]:
+    for names, row in view.rows:
+        if row.usage.masks_wider is not None:
+            yield names, row.usage.masks_wider
+
+
 def _engines(view: View) -> Iterator[Sample]:
     suffix = {name: f",{labels(('engine',), name)}" for name in (*ENGINES, _OTHER)}
     for names, row in view.rows:
@@ -435,6 +450,22 @@ FAMILIES: tuple[Family, ...] = (
     ),
     _of_activity(
         "ringfence_queues", "gauge", "KFD queues it has.", lambda activity: activity.queues
+    ),
+    Family(
+        "ringfence_compute_queues",
+        "gauge",
+        "Live compute queues, with a CU mask within the slice and without.",
+        (*_ROW, "masked"),
+        _compute_queues,
+        _NO_LEDGER,
+    ),
+    Family(
+        "ringfence_wider_masks_total",
+        "counter",
+        "CU masks it asked for that went beyond its slice.",
+        _ROW,
+        _wider,
+        _NO_LEDGER,
     ),
     _of_activity(
         "ringfence_evicted_seconds_total",

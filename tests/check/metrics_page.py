@@ -87,6 +87,7 @@ def _lines() -> Iterator[str]:
     yield f"| `reason` of a layer | empty (on), {_list(why.value for why in Why)}, `other` |"
     yield f"| `engine` | {_list(ENGINES)}, `other` |"
     yield "| `event`, `reason` of an incident | the members of `Counter` in `bpf/decode.py` |"
+    yield "| `masked` | `yes`, `no` |"
     yield "| `source` | `bo`, `ioctl`, `sysfs`, `none` |"
     yield ""
     yield "## Alerts\n"

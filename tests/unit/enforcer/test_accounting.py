@@ -47,16 +47,22 @@ def _row(usage: Usage, layers: tuple[LayerState, ...] = ()) -> ContainerUsage:
 
 
 def test_a_row_has_every_source_side_by_side() -> None:
-    ledger = {LIMIT.key: LedgerUsage(3000, 0, 2000, 64, 2, peak=3500, refusals=7)}
+    ledger = {
+        LIMIT.key: LedgerUsage(
+            3000, 0, 2000, 64, 2, peak=3500, refusals=7, queues=5, queues_masked=3, masks_wider=2
+        )
+    }
     rows = container_usage(
         [LIMIT], OWNERS, [SLICE], Readings(ledger, {("poda/c", GPU): 2064}), {}, {}
     )
-    assert rows == [_row(Usage(3000, 2000, 64, 3500, 7, 2064))]
+    assert rows == [
+        _row(Usage(3000, 2000, 64, 3500, 7, 2064, queues=5, queues_masked=3, masks_wider=2))
+    ]
 
 
 def test_an_idle_container_has_used_nothing() -> None:
     rows = container_usage([LIMIT], OWNERS, [SLICE], Readings({}, {}), {}, {})
-    assert rows == [_row(Usage(0, 0, 0, 0, 0, None))]
+    assert rows == [_row(Usage(0, 0, 0, 0, 0, None, queues=0, queues_masked=0, masks_wider=0))]
 
 
 def test_without_a_ledger_its_numbers_are_unknown() -> None:

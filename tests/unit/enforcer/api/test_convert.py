@@ -72,6 +72,9 @@ USAGES = st.builds(
     observed=_maybe(S64),
     escaped=_maybe(S64),
     drift=_maybe(S64),
+    queues=_maybe(S64),
+    queues_masked=_maybe(S64),
+    masks_wider=_maybe(U64),
 )
 ACTIVITIES = st.builds(
     Activity,

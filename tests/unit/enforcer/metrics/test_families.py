@@ -210,6 +210,15 @@ def test_what_a_container_does_is_told() -> None:
     assert engines == {"gfx": 0.0, "other": 3.0}
 
 
+def test_queues_are_told_by_whether_they_are_masked() -> None:
+    row = replace(ROW, usage=Usage(queues=5, queues_masked=3, masks_wider=2))
+    found = _scrape(replace(SNAPSHOT, containers=(row,)))
+    queues = {one["masked"]: value for one, value in found["ringfence_compute_queues"]}
+    assert queues == {"yes": 3, "no": 2}
+    assert found["ringfence_wider_masks_total"] == [(LABELS, 2)]
+    assert "ringfence_compute_queues" not in _scrape(SNAPSHOT)
+
+
 def test_what_is_spilled_is_what_the_ledger_has_and_vram_has_not() -> None:
     found = _scrape(replace(SNAPSHOT, containers=(ROW,)))
     assert found["ringfence_vram_spilled_bytes"] == [(LABELS, 1000.0)]
