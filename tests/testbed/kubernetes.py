@@ -190,10 +190,10 @@ def described(tree: Path) -> list[str]:
     found = set()
     for top in ("pkg", "staging/src"):
         for path in (tree / top).rglob("*.go"):
-            if _LEFT_OUT.search(str(path)) or _DESCRIBED not in path.read_bytes():
+            package = str(path.parent.relative_to(tree))
+            if _LEFT_OUT.search(f"{package}/") or _DESCRIBED not in path.read_bytes():
                 continue
             # Those of other repositories are imported from where they are vendored.
-            package = str(path.parent.relative_to(tree))
             found.add(package.replace("staging/src/", "vendor/"))
     return sorted(found)
 
