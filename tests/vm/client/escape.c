@@ -7,17 +7,19 @@
  *   name COMM             what the kernel calls this task and those it forks
  *   exec                  this program anew, with the DRM file still open          fd
  *   leave-leader          the first thread ends; another reads on
- *   clone WORD ... -- COMMAND ...   run one command in a child. WORDs: vm (with
- *                         vfork: on our memory, while we wait), newcgroup, newns,
- *                         parent, into=DIR (born in that cgroup)
+ *   clone WORD ... -- COMMAND ...   run one command in a child. WORDs: vm (on our
+ *                         memory, while we wait, as vfork's is), parent (our
+ *                         parent's child), into=DIR (born in that cgroup)
+ *   own GPU COMMAND ...   one command with this GPU's files opened anew
+ *   unshare               a cgroup and a mount namespace of our own
  *   enter DIR             go into that cgroup, where its file can be written
  *   mount-cgroups DIR     the cgroup hierarchy, as far as we may see it
  *   pidfd-getfd PID FD    another process's open file                              fd
- *   torn kfd|drm CMD OFFSET BEFORE AFTER thread|mem|vm   the call with its first
+ *   torn kfd|drm CMD OFFSET BEFORE AFTER thread|mem|vm|never   the call with its first
  *                         OFFSET bytes read as BEFORE, and as AFTER once the rest
  *                         has been read: a page fault between them is served late.
  *                         By a thread; by a child that writes into our memory and
- *                         stays; by a child that shares it and stays     faults
+ *                         stays; by a child that shares it and stays; never faults
  *   shake dontneed|mremap|dup|mem kfd GPU|gem SIZE TRIES   create while the
  *                         arguments' page, the file's number or its bytes (by
  *                         another process) are changed and put back   made refused
@@ -48,7 +50,6 @@
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
 #include <sys/syscall.h>
-#include <sys/uio.h>
 #include <sys/user.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -58,6 +59,7 @@
 #define PAGE	    4096UL
 #define STACK_BYTES (1UL << 20)
 #define MOST_BOMBS  256
+#define MOST_MISSED 100000
 /* In the headers since 6.0. */
 #define OP_URING_CMD 46
 
@@ -108,6 +110,37 @@ static int do_leave_leader(struct client *c, int n, char **w)
 	return -1;
 }
 
+/* The same GPU's files, opened anew: KFD knows a process by its memory, and who shares a DRM file
+ * would keep what we leave in it. */
+static int open_own(struct client *c, uint64_t gpu)
+{
+	struct kfd_ioctl_acquire_vm_args vm = { .gpu_id = (uint32_t)gpu };
+	char link[32], path[64];
+	ssize_t length;
+
+	snprintf(link, sizeof(link), "/proc/self/fd/%d", c->drm);
+	length = readlink(link, path, sizeof(path) - 1);
+	if (length < 0)
+		return -1;
+	path[length] = '\0';
+	c->drm = open(path, O_RDWR | O_CLOEXEC);
+	c->kfd = open("/dev/kfd", O_RDWR | O_CLOEXEC);
+	vm.drm_fd = (uint32_t)c->drm;
+	return c->drm < 0 || c->kfd < 0 ? -1 : call(c->kfd, AMDKFD_IOC_ACQUIRE_VM, &vm);
+}
+
+/* For a child of fork's. */
+static int do_own(struct client *c, int n, char **w)
+{
+	uint64_t gpu;
+
+	if (bad_number(w[0], &gpu) || open_own(c, gpu))
+		return -1;
+	run_words(c, n - 1, w + 1);
+	c->answered = true;
+	return 0;
+}
+
 /* ---- children of other kinds than fork's ---- */
 
 struct child {
@@ -137,10 +170,6 @@ static int do_clone(struct client *c, int n, char **w)
 	for (i = 0; i < n && strcmp(w[i], "--"); i++) {
 		if (!strcmp(w[i], "vm"))
 			args.flags |= CLONE_VM | CLONE_VFORK;
-		else if (!strcmp(w[i], "newcgroup"))
-			args.flags |= CLONE_NEWCGROUP;
-		else if (!strcmp(w[i], "newns"))
-			args.flags |= CLONE_NEWNS;
 		else if (!strcmp(w[i], "parent"))
 			args.flags |= CLONE_PARENT;
 		else if (!strncmp(w[i], "into=", 5))
@@ -185,6 +214,14 @@ static int do_clone(struct client *c, int n, char **w)
 	}
 	free(stack);
 	return 0;
+}
+
+static int do_unshare(struct client *c, int n, char **w)
+{
+	(void)c;
+	(void)n;
+	(void)w;
+	return unshare(CLONE_NEWCGROUP | CLONE_NEWNS);
 }
 
 static int do_enter(struct client *c, int n, char **w)
@@ -246,6 +283,20 @@ struct tear {
 	volatile int faults;
 };
 
+/* As a debugger would; -1 where nothing is mapped. */
+static int write_memory(pid_t of, void *to, const void *from, size_t length)
+{
+	char path[32];
+	ssize_t written;
+	int fd;
+
+	snprintf(path, sizeof(path), "/proc/%d/mem", of);
+	fd = open(path, O_RDWR | O_CLOEXEC);
+	written = fd < 0 ? -1 : pwrite(fd, from, length, (off_t)(uintptr_t)to);
+	close(fd);
+	return written == (ssize_t)length ? 0 : -1;
+}
+
 static void serve_fault(struct tear *t)
 {
 	static unsigned char page[PAGE] __attribute__((aligned(4096)));
@@ -253,8 +304,6 @@ static void serve_fault(struct tear *t)
 				    .src = (uintptr_t)page,
 				    .len = PAGE };
 	struct uffd_msg message;
-	struct iovec from = { (void *)(uintptr_t)t->after, t->offset };
-	struct iovec to = { t->first, t->offset };
 
 	if (read(t->faults_fd, &message, sizeof(message)) != sizeof(message))
 		return;
@@ -263,7 +312,7 @@ static void serve_fault(struct tear *t)
 	t->faults++;
 	memcpy(page, t->after + t->offset, t->length - t->offset);
 	if (t->of)
-		process_vm_writev(t->of, &from, 1, &to, 1, 0);
+		write_memory(t->of, t->first, t->after, t->offset);
 	else
 		memcpy(t->first, t->after, t->offset);
 	ioctl(t->faults_fd, UFFDIO_COPY, &copy);
@@ -334,7 +383,7 @@ static int do_torn(struct client *c, int n, char **w)
 	} else if (!strcmp(w[5], "vm")) {
 		stack = malloc(STACK_BYTES);
 		r = stack ? clone(serve_and_stay, stack + STACK_BYTES, CLONE_VM | SIGCHLD, &t) : -1;
-	} else {
+	} else if (strcmp(w[5], "never")) {
 		errno = EINVAL;
 		r = -1;
 	}
@@ -355,7 +404,6 @@ struct shaker {
 		MEM
 	} how;
 	unsigned char *page;
-	const unsigned char *contents;
 	int number, own, other;
 	volatile bool stop;
 };
@@ -368,8 +416,8 @@ static void *shake(void *data)
 	while (!s->stop) {
 		switch (s->how) {
 		case DONTNEED:
+			/* It is shared memory: it comes back as it was. */
 			madvise(s->page, PAGE, MADV_DONTNEED);
-			memcpy(s->page, s->contents, PAGE);
 			break;
 		case MREMAP:
 			mremap(s->page, PAGE, PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, elsewhere);
@@ -408,11 +456,10 @@ static int do_shake(struct client *c, int n, char **w)
 	bool kfd = !strcmp(w[1], "kfd");
 	struct kfd_ioctl_alloc_memory_of_gpu_args *of_kfd = (void *)contents;
 	struct drm_amdgpu_gem_create_in *of_gem = (void *)contents;
-	uint64_t gpu = 0, size, tries, i, made = 0, refused = 0;
+	uint64_t gpu = 0, size, tries, i, missed, made = 0, refused = 0;
 	unsigned long cmd = kfd ? AMDKFD_IOC_ALLOC_MEMORY_OF_GPU : DRM_IOCTL_AMDGPU_GEM_CREATE;
 	struct shaker s = { 0 };
 	off_t size_at;
-	struct iovec from = { contents, PAGE }, to = { .iov_len = PAGE };
 	pthread_t thread;
 	pid_t child = 0;
 
@@ -426,7 +473,6 @@ static int do_shake(struct client *c, int n, char **w)
 	while (s.how <= MEM && strcmp(w[0], hows[s.how]))
 		s.how++;
 	s.page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	s.contents = contents;
 	s.own = kfd ? c->kfd : c->drm;
 	s.other = kfd ? c->drm : c->kfd;
 	s.number = dup(s.own);
@@ -434,7 +480,6 @@ static int do_shake(struct client *c, int n, char **w)
 		errno = EINVAL;
 		return -1;
 	}
-	to.iov_base = s.page;
 	size_at = (off_t)(uintptr_t)s.page;
 	size_at += (off_t)(kfd ? offsetof(struct kfd_ioctl_alloc_memory_of_gpu_args, size) : 0);
 	if (s.how == MEM) {
@@ -457,8 +502,14 @@ static int do_shake(struct client *c, int n, char **w)
 			of_gem->domains = AMDGPU_GEM_DOMAIN_VRAM;
 		}
 		/* It may be elsewhere at the moment. */
-		while (process_vm_writev(getpid(), &from, 1, &to, 1, 0) != (ssize_t)PAGE)
+		for (missed = 0; write_memory(getpid(), s.page, contents, PAGE); missed++) {
+			if (missed == MOST_MISSED) {
+				say(" lost=%" PRIu64, i);
+				errno = ETIMEDOUT;
+				return -1;
+			}
 			sched_yield();
+		}
 		if (ioctl(s.number, cmd, s.page))
 			refused++;
 		else
@@ -547,25 +598,6 @@ static int do_uring(struct client *c, int n, char **w)
 }
 
 /* ---- very many ---- */
-
-/* The same GPU's files, opened anew: KFD knows a process by its memory, and who shares a DRM file
- * would keep what we leave in it. */
-static int open_own(struct client *c, uint64_t gpu)
-{
-	struct kfd_ioctl_acquire_vm_args vm = { .gpu_id = (uint32_t)gpu };
-	char link[32], path[64];
-	ssize_t length;
-
-	snprintf(link, sizeof(link), "/proc/self/fd/%d", c->drm);
-	length = readlink(link, path, sizeof(path) - 1);
-	if (length < 0)
-		return -1;
-	path[length] = '\0';
-	c->drm = open(path, O_RDWR | O_CLOEXEC);
-	c->kfd = open("/dev/kfd", O_RDWR | O_CLOEXEC);
-	vm.drm_fd = (uint32_t)c->drm;
-	return c->drm < 0 || c->kfd < 0 ? -1 : call(c->kfd, AMDKFD_IOC_ACQUIRE_VM, &vm);
-}
 
 static pid_t bombs[MOST_BOMBS];
 
@@ -717,10 +749,12 @@ const struct command escape_commands[] = {
 	{ "exec", "", 0, 0, do_exec },
 	{ "leave-leader", "", 0, 0, do_leave_leader },
 	{ "clone", "WORD ... -- COMMAND ...", 2, 64, do_clone },
+	{ "own", "GPU COMMAND ...", 2, 64, do_own },
+	{ "unshare", "", 0, 0, do_unshare },
 	{ "enter", "DIR", 1, 1, do_enter },
 	{ "mount-cgroups", "DIR", 1, 1, do_mount_cgroups },
 	{ "pidfd-getfd", "PID FD", 2, 2, do_pidfd_getfd },
-	{ "torn", "kfd|drm CMD OFFSET BEFORE AFTER thread|mem|vm", 6, 6, do_torn },
+	{ "torn", "kfd|drm CMD OFFSET BEFORE AFTER thread|mem|vm|never", 6, 6, do_torn },
 	{ "shake", "dontneed|mremap|dup|mem kfd GPU|gem SIZE TRIES", 4, 5, do_shake },
 	{ "poke", "SMALL BIG", 2, 2, do_poke },
 	{ "uring", "kfd|drm CMD HEX", 3, 3, do_uring },

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A container that tries to have more than its share, and what must be true of it afterwards."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from enforcer.model import MIB
+from tests.vm.guest import truth
+from tests.vm.guest.caller import ALLOC_VRAM, ALLOC_WRITABLE, DOMAIN_VRAM
+from tests.vm.guest.services import wait_for
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.vm.guest.gatenode import Node
+    from tests.vm.guest.node import Client
+
+SHARE: Final = 16 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """``SHARE`` bytes of the first GPU, held to by the gate alone. Nobody else uses any GPU."""
+
+    node: Node
+    box: Path
+
+    def wrong(self) -> str:
+        """What ledger and driver have against each other or the limit; "" if nothing."""
+        row = self.node.maps.usage().get((self.box.stat().st_ino, self.node.gpu))
+        placed, *others = (truth.buffers(gpu.bdf) for gpu in self.node.gpus)
+        if any(others):
+            return f"on other GPUs: {others}"
+        if row is None:
+            return f"no entry, driver {placed}" if placed else ""
+        lost = sum(one.size for one in self.node.maps.buffers().values() if not one.followed)
+        agree = row.reserved == 0 and row.requested - lost == row.resident == placed
+        held = agree and row.requested <= SHARE
+        return "" if held else f"{row}, {lost} not followed, driver {placed}"
+
+    def forget(self) -> None:
+        """As the enforcer does when nobody is left: what came of failed calls is not known."""
+        wait_for("the last process", lambda: not (self.box / "cgroup.procs").read_text(), 30)
+        self.node.maps.forget(self.box.stat().st_ino, self.node.gpu)
+
+    def hold(self, requested: int | None = None) -> None:
+        """The ledger says what the driver says, and both no more than the share."""
+        wait_for("ledger and driver within the share", lambda: not self.wrong() or None, 30)
+        if requested is not None:
+            row = self.node.maps.usage().get((self.box.stat().st_ino, self.node.gpu))
+            assert (row.requested if row else 0) == requested
+
+
+def dies(client: Client, command: str) -> bool:
+    """Whether the client is killed over a command; what it answers does not matter."""
+    try:
+        client.refused(command)
+    except (AssertionError, BrokenPipeError):
+        return True
+    return False
+
+
+def kfd_arguments(kfd_id: int, size: int, flags: int = ALLOC_VRAM | ALLOC_WRITABLE) -> bytes:
+    """``struct kfd_ioctl_alloc_memory_of_gpu_args``."""
+    return struct.pack("=QQQQII", 1 << 41, size, 0, 0, kfd_id, flags)
+
+
+def gem_arguments(size: int, domains: int = DOMAIN_VRAM) -> bytes:
+    """``struct drm_amdgpu_gem_create_in``."""
+    return struct.pack("=QQQQ", size, 4096, domains, 0)

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An accomplice of one who is killed for switching arguments, and who keeps what was made.
+
+It shares the killed process's open file, or its memory, so that what was made lives on; its
+container is ended by the enforcer.
+"""
+
+from __future__ import annotations
+
+import struct
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from enforcer.model import MIB
+from tests.vm.guest import truth
+from tests.vm.guest.caller import DOMAIN_VRAM, GEM_CREATE, GEM_OP, KFD_ALLOC, SET_PLACEMENT
+from tests.vm.guest.hostile import gem_arguments, kfd_arguments
+from tests.vm.guest.services import ledger, wait_for
+from tests.vm.guest.test_limit import tenant
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from enforcer.model import Gpu
+    from tests.vm.guest.node import Pods, Tenant
+    from tests.vm.guest.services import Enforcer
+
+SLICE: Final = 64 * MIB
+BIG: Final = SLICE + 4 * MIB
+"""Within the room that dmem leaves for page tables: it does not refuse this."""
+_FAULTS = Path("/proc/sys/vm/unprivileged_userfaultfd")
+
+
+@pytest.fixture(autouse=True)
+def faults_for_all() -> Iterator[None]:
+    """What a container may do on many a node: serve the kernel's page faults."""
+    before = _FAULTS.read_text()
+    _FAULTS.write_text("1")
+    yield
+    _FAULTS.write_text(before)
+
+
+def gem(_gpu: Gpu, _one: Tenant) -> str:
+    """The child that serves the fault has the killed one's DRM file."""
+    before, after = gem_arguments(4096), gem_arguments(BIG)
+    return f"torn drm {GEM_CREATE:#x} 8 {before.hex()} {after.hex()} mem"
+
+
+def kfd(gpu: Gpu, _one: Tenant) -> str:
+    """It has the killed one's memory, by which KFD knows a process."""
+    before, after = (kfd_arguments(gpu.kfd_id, size) for size in (4096, BIG))
+    return f"own {gpu.kfd_id} torn kfd {KFD_ALLOC:#x} 16 {before.hex()} {after.hex()} vm"
+
+
+def placement(_gpu: Gpu, one: Tenant) -> str:
+    """A system buffer that is to move into VRAM at its next use."""
+    handle = int(one.client.gem_create(BIG, "gtt"))
+    before, after = (
+        struct.pack("=IIQII", handle, op, DOMAIN_VRAM, 0, 0) for op in (0, SET_PLACEMENT)
+    )
+    return f"torn drm {GEM_OP:#x} 8 {before.hex()} {after.hex()} mem"
+
+
+def overruns(enforcer: Enforcer) -> list[str]:
+    """What it has said of containers above their limit by a trick."""
+    lines = enforcer.log.read_text().splitlines()
+    return [line for line in lines if "above its limit after switched arguments" in line]
+
+
+@pytest.mark.parametrize("trick", [gem, kfd, placement])
+def test_the_container_ends_and_what_it_had_comes_back(
+    enforcer: Enforcer, pods: Pods, gpu: Gpu, trick: Callable[[Gpu, Tenant], str]
+) -> None:
+    one = tenant(pods, enforcer, gpu, SLICE // MIB)
+    neighbour = tenant(pods, enforcer, gpu, SLICE // MIB, "beside")
+    neighbour.client.gem_create(SLICE)
+    known = len(overruns(enforcer))
+    # In a child: were it the container's first process, all others would go with it.
+    with suppress(AssertionError, BrokenPipeError):
+        one.client.refused(f"fork {trick(gpu, one)}")
+    assert one.container.process.wait(timeout=60) != 0
+    wait_for("all given back", lambda: ledger(one.pod.cgroup_id, gpu.bdf).requested == 0, 30)
+    wait_for("the driver without it", lambda: truth.buffers(gpu.bdf) == SLICE, 30)
+    (told,) = overruns(enforcer)[known:]
+    assert f"{one.pod.namespace}/{one.pod.name} on {gpu.bdf}" in told
+    assert neighbour.client.refused("gem-create 1 vram") == "ENOMEM"
