@@ -31,6 +31,7 @@ SPARED = "AMDGPULimitBypassed"
 HELD = "AMDGPUSliceHeld"
 NOT_HELD = "AMDGPUSliceNotHeld"
 DRIFT = "AMDGPUMemoryDrift"
+CORRECTED = "AMDGPULedgerCorrected"
 OTHER = "AMDGPUSliceIncident"
 
 _COMPONENT = "ringfence-enforcer"
@@ -208,6 +209,8 @@ def _incident(one: Incident) -> PodEvent:
         reason = KILLED
     elif one.reason.endswith("_spared"):
         reason = SPARED
+    elif one.reason == "ledger_corrected":
+        reason = CORRECTED
     elif one.reason.startswith("refused_"):
         reason = REFUSED
     else:
@@ -225,6 +228,7 @@ def _incident(one: Incident) -> PodEvent:
         mark=f"{one.count} {one.time:.3f}",
         reason=reason,
         message=f"{where}{one.text}{times}",
+        warning=reason != CORRECTED,
     )
 
 

@@ -20,6 +20,7 @@ from enforcer.plan import (
     DeletePending,
     DeleteUsage,
     EnableDmem,
+    ForgetUsage,
     KillCgroup,
     Outcome,
     SetDmem,
@@ -62,6 +63,8 @@ class GateMaps(Protocol):
 
     def delete_usage(self, cgroup_id: int, gpu: int, /) -> object: ...
 
+    def forget(self, cgroup_id: int, gpu: int, /) -> object: ...
+
 
 def apply(actions: Iterable[Action], gate: GateMaps | None, root: Path) -> list[Outcome]:
     """Carry out every action, whatever became of the others, on the cgroup2 tree at ``root``."""
@@ -97,7 +100,9 @@ def probe_dmem(root: Path, regions: Mapping[str, str]) -> dict[str, Why | None]:
 
 def _apply(action: Action, gate: GateMaps | None, root: Path) -> Outcome:
     match action:
-        case SetGate() | DeleteGate() | SetPending() | DeletePending() | DeleteUsage():
+        case SetGate() | DeleteGate() | SetPending() | DeletePending():
+            return _write_gate(action, gate)
+        case DeleteUsage() | ForgetUsage():
             return _write_gate(action, gate)
         case EnableDmem():
             return _enable(action, root)
@@ -110,7 +115,8 @@ def _apply(action: Action, gate: GateMaps | None, root: Path) -> Outcome:
 
 
 def _write_gate(
-    action: SetGate | DeleteGate | SetPending | DeletePending | DeleteUsage, gate: GateMaps | None
+    action: SetGate | DeleteGate | SetPending | DeletePending | DeleteUsage | ForgetUsage,
+    gate: GateMaps | None,
 ) -> Outcome:
     if gate is None:
         return Outcome(action, Why.NOT_LOADED)
@@ -126,6 +132,8 @@ def _write_gate(
                 gate.delete_pending(cgroup_id, gpu)
             case DeleteUsage(cgroup_id, gpu):
                 gate.delete_usage(cgroup_id, gpu)
+            case ForgetUsage(cgroup_id, gpu):
+                gate.forget(cgroup_id, gpu)
     except (BpfError, OSError) as error:
         return Outcome(action, _why(error), str(error))
     return Outcome(action)

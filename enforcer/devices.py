@@ -10,7 +10,7 @@ from enforcer.apply import probe_dmem
 from enforcer.host import cgroups, dmem, driver, drm
 from enforcer.host.files import FileError
 from enforcer.inventory import read_inventory
-from enforcer.model import DeviceTest, GpuLoad, Layer, LayerState, Why, pci_key
+from enforcer.model import DeviceTest, GpuLoad, Layer, LayerState, Why, pci_bdf, pci_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -72,6 +72,10 @@ class Devices:
     def changed(self) -> None:
         """Look again on the next ``look``, whatever the time. From any thread."""
         self._inventory_due = 0.0
+
+    def vram_used(self, gpu: int) -> int | None:
+        """Bytes in use in a GPU's VRAM now, whoever has them; None where it is not told."""
+        return drm.vram_used(_device(self._roots, pci_bdf(gpu)))
 
     def test(self, bdfs: Sequence[str], wait: float, *, nodes: bool = True) -> list[DeviceTest]:
         """Open ``/dev/kfd``, and with ``nodes`` the render nodes of these GPUs, or of all.

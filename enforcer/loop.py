@@ -10,16 +10,18 @@ import logging
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from enforcer.accounting import Readings, container_usage
 from enforcer.api.errors import NotFoundError
 from enforcer.apply import apply
+from enforcer.corrections import Corrections
 from enforcer.devices import Devices
 from enforcer.health import Health, HealthFile
 from enforcer.hookfiles import HookFiles, held_by_kernel, hooked
 from enforcer.host import cgroups, dmem, runtime
-from enforcer.host.files import FileError
+from enforcer.host.files import FileError, FileVanished
 from enforcer.host.watch import Watch
 from enforcer.images import ImageError, Images
 from enforcer.incidents import Incidents
@@ -31,6 +33,7 @@ from enforcer.model import (
     PodCgroup,
     Snapshot,
     Why,
+    pci_bdf,
 )
 from enforcer.overruns import Overruns
 from enforcer.plan import Actual, ancestors, plan, protections
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
     from enforcer.accounting import LedgerRow
     from enforcer.host.apart import Apart
     from enforcer.host.roots import Roots
+    from enforcer.incidents import GateEvent
     from enforcer.layers import KernelLayers
     from enforcer.model import (
         Container,
@@ -55,6 +59,7 @@ if TYPE_CHECKING:
         Protection,
         Slice,
     )
+    from enforcer.plan import Action
 
 _log = logging.getLogger(__name__)
 
@@ -120,6 +125,7 @@ class Enforcer:
         self._sources = Sources(roots, kernel, self._devices, self._hook)
         self._incidents = Incidents()
         self._overruns = Overruns(kill=kill)
+        self._corrections = Corrections()
         self.watch = _watch()
         """Tells when a pod or container comes or goes; None where the kernel does not."""
         self._images = Images(roots, apart)
@@ -328,18 +334,44 @@ class Enforcer:
         problems: list[str],
     ) -> tuple[Incident, ...]:
         kills, overruns = self._overruns.judge(now, books, entries, found.owners)
-        if found.root is not None and kills:
+        corrections = self._corrections.judge(
+            now, books, found.live, self._devices.vram_used, partial(self._drained, found)
+        )
+        for _, correction in corrections:
+            # Its pod may be long gone, and then this is all there is of it.
+            _log.warning(
+                "cgroup %d on %s: %s", correction.cgroup, pci_bdf(correction.gpu), correction
+            )
+        actions: list[Action] = [*kills, *(action for action, _ in corrections)]
+        if found.root is not None and actions:
             problems.extend(
                 f"{outcome.action}: {outcome.why}: {outcome.detail}"
-                for outcome in apply(kills, self._kernel.maps, found.root)
+                for outcome in apply(actions, self._kernel.maps, found.root)
                 if outcome.why not in (None, Why.VANISHED)
             )
         events = self._kernel.events()
         self._overruns.add(events)
-        lines = self._incidents.add([*overruns, *events], found.owners, held, now, time.time())
+        told: list[GateEvent] = [*overruns, *(event for _, event in corrections), *events]
+        lines = self._incidents.add(told, found.owners, held, now, time.time())
         for line in lines:
             _log.warning("%s", line)
         return self._incidents.rows
+
+    def _drained(self, found: _Found, cgroup_id: int) -> bool:
+        """True if a live cgroup has no process and, as far as dmem tells, no VRAM."""
+        owner = found.owners.get(cgroup_id)
+        if found.root is None or owner is None:
+            return False
+        try:
+            if cgroups.populated(found.root / owner.path):
+                return False
+            charged_to_it = dmem.current(found.root / owner.path)
+        except FileVanished:
+            # Without the controller; a cgroup that went meanwhile is looked at next time.
+            return (found.root / owner.path).is_dir()
+        except FileError:
+            return False
+        return not any(charged_to_it.get(region) for region in self._devices.regions.values())
 
     def _support(self, found: _Found) -> HostSupport:
         observed = "sysfs" if self._devices.gpus and found.root is not None else "none"

@@ -97,6 +97,17 @@ class DeleteUsage:
 
 
 @dataclass(frozen=True, slots=True)
+class ForgetUsage:
+    """Take off the ledger what it holds of a cgroup and the kernel does not."""
+
+    cgroup_id: int
+    gpu: int
+
+    def __str__(self) -> str:
+        return f"the ledger's row of cgroup {self.cgroup_id} on {pci_bdf(self.gpu)}"
+
+
+@dataclass(frozen=True, slots=True)
 class EnableDmem:
     """Hand dmem to the children of the cgroup at ``path`` ("" is the root)."""
 
@@ -136,6 +147,7 @@ Action: TypeAlias = (
     | SetPending
     | DeletePending
     | DeleteUsage
+    | ForgetUsage
     | EnableDmem
     | SetDmem
     | KillCgroup
@@ -327,6 +339,8 @@ def _reasons(outcomes: Iterable[Outcome]) -> dict[tuple[str, str, Layer], Why]:
                 reasons[path, "", Layer.DMEM] = outcome.why
             case SetDmem(path, bdf):
                 reasons[path, bdf, Layer.DMEM] = outcome.why
-            case DeleteGate() | SetPending() | DeletePending() | DeleteUsage() | KillCgroup():
+            case DeleteGate() | SetPending() | DeletePending():
+                pass
+            case DeleteUsage() | ForgetUsage() | KillCgroup():
                 pass
     return reasons

@@ -17,6 +17,7 @@ from cgroupspy.contenttypes import BaseContentType
 from cgroupspy.controllers import Controller
 from cgroupspy.interfaces import TypedFile
 
+from enforcer.host.files import read_map
 from enforcer.model import Container, PodCgroup
 
 if TYPE_CHECKING:
@@ -145,6 +146,11 @@ def subtree_controllers(root: Path, path: str) -> frozenset[str] | None:
     except OSError:
         return None
     return value.names
+
+
+def populated(directory: Path) -> bool:
+    """Whether there is a process in a cgroup or below it. Raises FileError, FileVanished."""
+    return read_map(directory / "cgroup.events").get("populated") != 0
 
 
 def _containers(root: Path, pod: PodCgroup, problems: list[str]) -> list[Container]:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from deviceplugin.podevents import (
+    CORRECTED,
     DRIFT,
     HELD,
     KILLED,
@@ -82,6 +83,7 @@ def test_a_refusal_is_told_with_asked_used_and_limit() -> None:
         ("switched_killed", KILLED),
         ("overrun_killed", KILLED),
         ("switched_spared", SPARED),
+        ("ledger_corrected", CORRECTED),
         ("unfollowed", OTHER),
     ],
 )

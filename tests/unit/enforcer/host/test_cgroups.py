@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from enforcer.host import cgroups
+from enforcer.host.files import FileVanished
 from enforcer.host.runtime import ContainerRecord
 from tests.testbed.trees import ContainerSpec, write_cgroup, write_pod
 
@@ -119,6 +120,15 @@ def test_a_host_is_told_why_a_pod_may_not_be_found(tmp_path: Path) -> None:
     assert "is hybrid" in cgroups.shortcoming(tmp_path)
     write_cgroup(tmp_path)
     assert cgroups.shortcoming(tmp_path) == ""
+
+
+def test_a_cgroup_is_populated_by_processes_below_it_too(root: Path) -> None:
+    (root / "cgroup.events").write_text("populated 1\nfrozen 0\n")
+    assert cgroups.populated(root)
+    (root / "cgroup.events").write_text("populated 0\nfrozen 0\n")
+    assert not cgroups.populated(root)
+    with pytest.raises(FileVanished):
+        cgroups.populated(root / "gone")
 
 
 def test_a_cgroup1_host_is_told_what_is_missing(tmp_path: Path) -> None:

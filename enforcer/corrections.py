@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the ledger counts more than lies in a GPU's VRAM, and whose row is wrong.
+
+The end of a buffer can be missed: the driver's functions were not followed for a while. The row
+then stays, and takes from the pod what nobody has. A row is given up only towards the kernel's own
+truth: all that lies in the VRAM of the GPU, whoever has it, is less than the ledger's sum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from enforcer.accounting import DRIFT_BOUND
+from enforcer.plan import ForgetUsage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from enforcer.accounting import LedgerRow
+
+_SECONDS = 5.0
+"""Between two looks."""
+_LOOKS = 3
+"""That have to agree: while buffers come and go, no two readings are of one moment."""
+
+_Key = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Stands beside the gate's own reasons."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """A row that was given up, as an event beside the gate's own."""
+
+    time: float
+    """Seconds on CLOCK_MONOTONIC."""
+    cgroup: int
+    gpu: int
+    used: int
+    """What the row said, in bytes."""
+    asked: int = 0
+    limit: int | None = None
+    refused: bool = False
+
+    @property
+    def reason(self) -> Reason:
+        return Reason("LEDGER_CORRECTED")
+
+    def __str__(self) -> str:
+        return (
+            f"the ledger held {self.used} bytes for no process, and in all more than lies in the "
+            "GPU's VRAM: taken off"
+        )
+
+
+@dataclass
+class _Over:
+    """One GPU of which the ledger says too much."""
+
+    least: int
+    """By how much at least, over all looks."""
+    sizes: dict[_Key, int]
+    looks: int = field(default=1)
+
+
+class Corrections:
+    """The looks so far."""
+
+    def __init__(self) -> None:
+        self._due = 0.0
+        self._over: dict[int, _Over] = {}
+        self._pods: set[int] = set()
+
+    def judge(
+        self,
+        now: float,
+        ledger: Mapping[_Key, LedgerRow] | None,
+        live: Mapping[int, int] | None,
+        used: Callable[[int], int | None],
+        drained: Callable[[int], bool],
+    ) -> list[tuple[ForgetUsage, Correction]]:
+        """The rows to give up at ``now`` (CLOCK_MONOTONIC), at most one for each GPU.
+
+        ``ledger`` was read before; None if it could not be. ``live`` has the pod's id by cgroup id;
+        None after an incomplete walk. ``used`` gives the VRAM in use on a GPU, None where it is not
+        told; ``drained`` whether a live cgroup has no process and, as far as dmem tells, no VRAM.
+        """
+        if now < self._due or ledger is None or live is None:
+            return []
+        self._due = now + _SECONDS
+        self._pods.update(live.values())
+        sizes: dict[int, dict[_Key, int]] = {}
+        for key, row in ledger.items():
+            if size := row.resident + row.page_tables:
+                sizes.setdefault(key[1], {})[key] = size
+        found = []
+        over: dict[int, _Over] = {}
+        for gpu, held in sizes.items():
+            # A pod's row has all its containers', dead ones too; no buffer is in two pods'.
+            total = sum(size for (cgroup, _), size in held.items() if cgroup in self._pods)
+            there = used(gpu) if total > DRIFT_BOUND else None
+            if there is None or total - there <= DRIFT_BOUND:
+                continue
+            over[gpu] = _again(self._over.get(gpu), total - there, held)
+            if over[gpu].looks < _LOOKS:
+                continue
+            wrong = self._wrong(over[gpu], lambda cgroup: cgroup not in live or drained(cgroup))
+            if wrong is not None:
+                found.append((ForgetUsage(*wrong), Correction(now, *wrong, over[gpu].sizes[wrong])))
+                del over[gpu]
+        self._over = over
+        self._pods.intersection_update({*live.values(), *(cgroup for cgroup, _ in ledger)})
+        return found
+
+    def _wrong(self, over: _Over, empty: Callable[[int], bool]) -> _Key | None:
+        """The largest row that is no more than what is too much; a container's before a pod's."""
+        fitting = [
+            (key[0] in self._pods, -size, key)
+            for key, size in over.sizes.items()
+            if size <= over.least + DRIFT_BOUND
+        ]
+        return next((key for _, _, key in sorted(fitting) if empty(key[0])), None)
+
+
+def _again(before: _Over | None, excess: int, held: Mapping[_Key, int]) -> _Over:
+    """What is left of the looks before after another one: only rows that do not move."""
+    if before is None:
+        return _Over(excess, dict(held))
+    still = {key: size for key, size in before.sizes.items() if held.get(key) == size}
+    return _Over(min(before.least, excess), still, before.looks + 1)

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from bpf.decode import LedgerUsage
+from enforcer.corrections import Correction, Corrections
+from enforcer.model import MIB
+from enforcer.plan import ForgetUsage
+
+GPU, OTHER = 768, 1024
+POD, BOX, DEAD, SECOND, BOX2 = 100, 101, 102, 200, 201
+LIVE = {POD: POD, BOX: POD, SECOND: SECOND, BOX2: SECOND}
+Books = Mapping[tuple[int, int], LedgerUsage]
+
+
+def row(mib: int, tables: int = 0) -> LedgerUsage:
+    return LedgerUsage(mib * MIB, resident=mib * MIB, page_tables=tables * MIB)
+
+
+def everyone(_: int) -> bool:
+    return True
+
+
+def looks(
+    books: Books,
+    used: int | None,
+    drained: Callable[[int], bool] = everyone,
+    live: Mapping[int, int] | None = LIVE,
+    times: int = 3,
+) -> list[tuple[ForgetUsage, Correction]]:
+    corrections = Corrections()
+    for look in range(times - 1):
+        assert corrections.judge(look * 5.0, books, live, lambda _: used, drained) == []
+    return corrections.judge(times * 5.0, books, live, lambda _: used, drained)
+
+
+def test_a_dead_containers_row_that_is_nowhere_in_vram_is_given_up() -> None:
+    books = {(POD, GPU): row(64), (DEAD, GPU): row(64)}
+    ((action, told),) = looks(books, used=0)
+    assert action == ForgetUsage(DEAD, GPU)
+    assert (told.cgroup, told.gpu, told.used) == (DEAD, GPU, 64 * MIB)
+    assert told.reason.name == "LEDGER_CORRECTED"
+
+
+def test_a_container_comes_before_its_pod_and_the_pod_after_it() -> None:
+    assert looks({(POD, GPU): row(64), (BOX, GPU): row(64)}, 0)[0][0] == ForgetUsage(BOX, GPU)
+    assert looks({(POD, GPU): row(64)}, 0)[0][0] == ForgetUsage(POD, GPU)
+
+
+def test_what_may_lie_in_vram_stays() -> None:
+    books = {(POD, GPU): row(64), (DEAD, GPU): row(64)}
+    assert looks(books, used=62 * MIB) == []
+    assert looks(books, used=200 * MIB) == []
+    assert looks(books, used=None) == []
+
+
+def test_whoever_has_a_process_keeps_its_row() -> None:
+    books = {(POD, GPU): row(64), (BOX, GPU): row(64)}
+    assert looks(books, 0, drained=lambda cgroup: cgroup not in (BOX, POD)) == []
+
+
+def test_no_row_is_given_up_that_is_more_than_what_is_too_much() -> None:
+    # 100 MiB too much: the dead container's 300 are not it, as a buffer it shared may live.
+    books = {
+        (POD, GPU): row(300),
+        (DEAD, GPU): row(300),
+        (SECOND, GPU): row(100),
+        (BOX2, GPU): row(100),
+    }
+    ((action, _),) = looks(books, used=300 * MIB)
+    assert action == ForgetUsage(BOX2, GPU)
+
+
+def test_page_tables_lie_in_vram_as_well() -> None:
+    books = {(POD, GPU): row(0, 64), (DEAD, GPU): row(0, 64)}
+    assert looks(books, used=64 * MIB) == []
+    assert looks(books, used=0)[0][0] == ForgetUsage(DEAD, GPU)
+
+
+def test_a_row_that_moves_is_in_use() -> None:
+    corrections = Corrections()
+    for look in range(6):
+        books = {(POD, GPU): row(64 + look), (DEAD, GPU): row(64 + look)}
+        assert corrections.judge(look * 5.0, books, LIVE, lambda _: 0, everyone) == []
+
+
+def test_looks_that_do_not_agree_begin_anew() -> None:
+    corrections = Corrections()
+    books = {(POD, GPU): row(64), (DEAD, GPU): row(64)}
+    for look, used in enumerate((0, 0, 64, 0, 0)):
+        size = used * MIB
+        assert corrections.judge(look * 5.0, books, LIVE, lambda _, s=size: s, everyone) == []
+    assert corrections.judge(30.0, books, LIVE, lambda _: 0, everyone)
+
+
+def test_it_looks_every_five_seconds_only() -> None:
+    asked: list[int] = []
+
+    def used(gpu: int) -> int:
+        asked.append(gpu)
+        return 0
+
+    corrections = Corrections()
+    books = {(POD, GPU): row(64), (DEAD, GPU): row(64)}
+    for now in (0.0, 1.0, 4.9, 5.0):
+        corrections.judge(now, books, LIVE, used, everyone)
+    assert asked == [GPU, GPU]
+
+
+def test_each_gpu_is_judged_by_itself() -> None:
+    books = {(POD, GPU): row(64), (DEAD, GPU): row(64), (POD, OTHER): row(64)}
+    corrections = Corrections()
+    for look in range(2):
+        corrections.judge(look * 5.0, books, LIVE, {GPU: 0, OTHER: 64 * MIB}.get, everyone)
+    found = corrections.judge(10.0, books, LIVE, {GPU: 0, OTHER: 64 * MIB}.get, everyone)
+    assert [action for action, _ in found] == [ForgetUsage(DEAD, GPU)]
+
+
+def test_a_pod_that_was_seen_counts_after_its_end() -> None:
+    corrections = Corrections()
+    books = {(POD, GPU): row(64), (DEAD, GPU): row(64)}
+    corrections.judge(0.0, books, LIVE, lambda _: 64 * MIB, everyone)
+    gone = {SECOND: SECOND}
+    for look in (1, 2):
+        assert corrections.judge(look * 5.0, books, gone, lambda _: 0, everyone) == []
+    assert corrections.judge(15.0, books, gone, lambda _: 0, everyone)[0][0] == ForgetUsage(
+        DEAD, GPU
+    )
+
+
+@pytest.mark.parametrize("unknown", ["ledger", "live"])
+def test_what_was_not_read_is_no_reason(unknown: str) -> None:
+    corrections = Corrections()
+    books = {(POD, GPU): row(64)}
+    for look in range(4):
+        found = corrections.judge(
+            look * 5.0,
+            None if unknown == "ledger" else books,
+            None if unknown == "live" else LIVE,
+            lambda _: 0,
+            everyone,
+        )
+        assert found == []

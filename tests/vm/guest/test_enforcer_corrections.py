@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A ledger that missed the end of buffers is corrected by what the kernel counts itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bpf import loader
+from enforcer.api.client import Client
+from enforcer.model import MIB
+from tests.vm.guest.gatenode import OBJECTS
+from tests.vm.guest.services import ledger, wait_for
+from tests.vm.guest.test_limit import tenant
+
+if TYPE_CHECKING:
+    from enforcer.model import Gpu
+    from tests.vm.guest.node import Pods
+    from tests.vm.guest.services import Enforcer
+
+_SOCKET = Path("/run/ringfence/enforcer.sock")
+
+
+def test_what_no_process_has_and_no_vram_holds_is_taken_off(
+    enforcer: Enforcer, pods: Pods, gpu: Gpu
+) -> None:
+    lost, lives = (tenant(pods, enforcer, gpu, 64, name) for name in ("lost", "lives"))
+    gone = lost.container.cgroup_id
+    lost.client.kfd_alloc(gpu, 48 * MIB)
+    lives.client.kfd_alloc(gpu, 32 * MIB)
+    enforcer.kill()
+    # The end of its buffers is seen by nobody.
+    loader.load_ledger(OBJECTS / "ledger.bpf.o").detach()
+    lost.container.kill()
+    enforcer.start()
+    wait_for("the ledger to act again", lambda: lives.client.refused("kfd-version") == "", 60)
+    assert ledger(lost.pod.cgroup_id, gpu.bdf).resident == 48 * MIB
+    wait_for(
+        "the correction",
+        lambda: ledger(lost.pod.cgroup_id, gpu.bdf).requested == 0,
+        90,
+    )
+    # With the one page table of an open file.
+    line = f"cgroup {gone} on {gpu.bdf}: the ledger held {48 * MIB + 4096} bytes for no process"
+    assert line in enforcer.log.read_text()
+    with Client(_SOCKET) as client:
+        assert dict(client.snapshot(10).counters)["forgotten"] > 0
+    assert ledger(lives.pod.cgroup_id, gpu.bdf).requested == 32 * MIB
+    assert ledger(lives.container.cgroup_id, gpu.bdf).resident == 32 * MIB
+    lives.client.kfd_alloc(gpu, 32 * MIB)
+    assert lives.client.refused(f"kfd-alloc {gpu.kfd_id} 4096") == "ENOMEM"
