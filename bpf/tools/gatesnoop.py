@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Print the GPU calls that are refused before the driver sees them, with the container they are of.
 
-A BCC program for people on a node. While it runs every ioctl of the machine pays for one more
-probe, about as much as for the gate itself; about 130 MB for the compiler. It holds nothing.
+A BCC program for people on a node. While it runs every ioctl of the machine pays for one more pair
+of probes; about 130 MB for the compiler. It holds nothing.
 """
 
 from __future__ import annotations
