@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 from tests.testbed import client, kubernetes
+from tests.testbed import installed as installation
 from tests.testbed.cache import Cache, Report, StepError
 from tests.testbed.prometheus import VARIABLE as PROMETHEUS
 from tests.testbed.prometheus import prepare as prepare_prometheus
@@ -50,6 +51,8 @@ class Tier:
     """ID, or ID and VERSION_ID, of the distribution whose packages it is written for."""
     kubernetes: bool = False
     """Has a kubelet and an API server, whose programs are in $RINGFENCE_KUBERNETES."""
+    installed: bool = False
+    """Has the image and the rendered chart, in $RINGFENCE_INSTALLED."""
     soak: bool = False
     """Takes so long that it runs only when asked for."""
 
@@ -106,6 +109,21 @@ TIERS = (
         "a real Prometheus for a minute, while 200 containers come and go",
         ("tests/contract/test_prometheus.py",),
         environment=(("RINGFENCE_CHURN_SECONDS", "60"),),
+        soak=True,
+    ),
+    Tier(
+        "installed-dmem",
+        "the built image as the chart runs it, on a kernel with dmem",
+        ("tests/vm/guest/installed/test_image.py",),
+        NodeOptions(kernel="dmem", gpus=2),
+        installed=True,
+    ),
+    Tier(
+        "soak-update",
+        "one built image put in the place of another under a tenant, and all of it removed",
+        ("tests/vm/guest/installed/test_update.py",),
+        NodeOptions(kernel="dmem", gpus=2),
+        installed=True,
         soak=True,
     ),
     Tier(
@@ -315,6 +333,8 @@ def _run(tier: Tier, cache: Cache, report: Report, here: Here) -> Outcome:
         PROMETHEUS: str(prepare_prometheus(cache, report)),
         **dict(tier.environment),
     }
+    if tier.installed:
+        environment["RINGFENCE_INSTALLED"] = str(installation.prepare(cache, report))
     if tier.kubernetes:
         environment["RINGFENCE_KUBERNETES"] = str(kubernetes.prepare(cache, report).directory)
     show = Prefixed(tier.name, _show)

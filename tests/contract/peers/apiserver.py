@@ -16,6 +16,7 @@ import argparse
 import copy
 import json
 import re
+import ssl
 import sys
 import threading
 import time
@@ -184,7 +185,9 @@ class Store:
 class ApiServer:
     """The server, listening from its creation until ``close``."""
 
-    def __init__(self, address: tuple[str, int] = ("127.0.0.1", 0)) -> None:
+    def __init__(
+        self, address: tuple[str, int] = ("127.0.0.1", 0), tls: ssl.SSLContext | None = None
+    ) -> None:
         self.store = Store()
         self.faults = Faults()
         self.closing = False
@@ -196,15 +199,24 @@ class ApiServer:
             api = peer
 
         self._http = _Server(address, Handler)
+        if tls is not None:
+            # The handshake is for the thread of each client: a slow one holds up no other.
+            self._http.socket = tls.wrap_socket(
+                self._http.socket, server_side=True, do_handshake_on_connect=False
+            )
         self._thread = threading.Thread(
             target=self._http.serve_forever, args=(0.05,), name="apiserver", daemon=True
         )
         self._thread.start()
 
     @property
+    def port(self) -> int:
+        return int(self._http.server_address[1])
+
+    @property
     def url(self) -> str:
-        host, port = self._http.server_address[:2]
-        return f"http://{host!s}:{port}"
+        """Of a server without TLS."""
+        return f"http://{self._http.server_address[0]!s}:{self.port}"
 
     def close(self) -> None:
         self.closing = True
@@ -267,7 +279,7 @@ class _Server(ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that left in the middle of an answer is nothing to report."""
-        if not isinstance(sys.exception(), ConnectionError):
+        if not isinstance(sys.exception(), (ConnectionError, ssl.SSLEOFError)):
             super().handle_error(request, client_address)
 
 
@@ -306,9 +318,9 @@ class _Handler(BaseHTTPRequestHandler):
         if self.api.faults.away or self.api.closing:
             self.close_connection = True
             return
-        if self.api.faults.token and (
-            self.headers.get("Authorization") != f"Bearer {self.api.faults.token}"
-        ):
+        scheme, _, token = self.headers.get("Authorization", "").partition(" ")
+        given = token if scheme.lower() == "bearer" else ""
+        if self.api.faults.token not in ("", given):
             self._reply(401, HttpError(401, "Unauthorized", "Unauthorized").body())
             return
         if self.api.faults.slow:

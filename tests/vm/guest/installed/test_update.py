@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From one built image to another and back, under a tenant that never stops allocating; and off."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from enforcer.model import MIB
+from tests.contract.peers.kubelet import Second
+from tests.vm.guest.installed.cluster import STATE
+from tests.vm.guest.node import RefusedError
+from tests.vm.guest.services import gate_limit, ledger, wait_for
+
+if TYPE_CHECKING:
+    from enforcer.model import Gpu
+    from tests.vm.guest.cluster import Running
+    from tests.vm.guest.installed.cluster import DaemonPod, InstalledCluster
+
+PINS = Path("/sys/fs/bpf/ringfence")
+SLICE = 96
+PART = 32 * MIB
+REFUSALS = re.compile(
+    r'^ringfence_refusals_total\{[^}]*container="main"[^}]*\} (\S+)$', re.MULTILINE
+)
+
+
+class Busy(threading.Thread):
+    """Fills its slice to the byte, asks for one more, gives all back, and so on.
+
+    ``wrong`` is every answer that a slice of its size cannot give.
+    """
+
+    def __init__(self, running: Running, gpu: Gpu) -> None:
+        super().__init__(daemon=True)
+        self._client = running.client
+        self._gpu = gpu
+        self._over = threading.Event()
+        self.rounds = 0
+        self.wrong: list[str] = []
+
+    def run(self) -> None:
+        while not self._over.is_set():
+            handles: list[str] = []
+            try:
+                while len(handles) < SLICE * MIB // PART:
+                    handles.append(self._client.kfd_alloc(self._gpu, PART))
+            except RefusedError as error:
+                self.wrong.append(f"below the slice, after {len(handles)} parts: {error}")
+            # The smallest that can be had: a page.
+            answer = self._client.refused(f"kfd-alloc {self._gpu.kfd_id} 4096")
+            if answer != "ENOMEM" and len(handles) == SLICE * MIB // PART:
+                self.wrong.append(f"above the slice: {answer or 'given'}")
+            for handle in handles:
+                self._client.ask(f"kfd-free {handle}")
+            self.rounds += 1
+
+    def finish(self) -> None:
+        self._over.set()
+        self.join(60)
+
+
+class Allocatable(threading.Thread):
+    """How long kubelet had no healthy device, in seconds."""
+
+    def __init__(self, cluster: InstalledCluster) -> None:
+        super().__init__(daemon=True)
+        self._kubelet = cluster.kubelet
+        self._over = threading.Event()
+        self.gone = 0.0
+
+    def run(self) -> None:
+        before = time.monotonic()
+        while not self._over.wait(0.05):
+            now = time.monotonic()
+            if "Healthy" not in self._kubelet.wait_devices("amd.com/gpu", lambda _: True).values():
+                self.gone += now - before
+            before = now
+
+    def finish(self) -> float:
+        self._over.set()
+        self.join(60)
+        return self.gone
+
+
+def test_no_byte_over_and_no_refusal_below_from_version_to_version(
+    cluster: InstalledCluster, gpu: Gpu
+) -> None:
+    one = cluster.run(cluster.bind("busy", cluster.share(gpu=0, mib=SLICE, cus=16)))
+    wait_for(
+        "the container's own limit",
+        lambda: gate_limit(one.container.cgroup_id, gpu.bdf) == SLICE * MIB,
+    )
+    one.client.open(gpu)
+    busy = Busy(one, gpu)
+    busy.start()
+    try:
+        for image, surge, second in (
+            ("next.tar", False, Second.REPLACES),
+            ("image.tar", True, Second.REFUSED),
+            ("next.tar", True, Second.REPLACES_AND_DROPS),
+        ):
+            refused = _refusals(cluster)
+            cluster.kubelet.second = second
+            gap = Allocatable(cluster)
+            gap.start()
+            _replace(cluster, image, surge=surge)
+            print(f"{image}, {'surge' if surge else 'one after the other'}, {second.value}: no "
+                  f"GPU allocatable for {gap.finish():.1f} s")  # fmt: skip
+            _still(cluster, busy, refused)
+            assert busy.wrong == []
+    finally:
+        busy.finish()
+    assert busy.wrong == []
+    assert busy.rounds > 3
+    assert gate_limit(one.container.cgroup_id, gpu.bdf) == SLICE * MIB
+    assert ledger(one.container.cgroup_id, gpu.bdf).requested == 0
+
+
+def _replace(cluster: InstalledCluster, archive: str, *, surge: bool) -> None:
+    """A rolling update of this node: with a surge the new pod is there first, and waits."""
+    old = cluster.pod
+    cluster.use(archive)
+    if surge:
+        new = cluster.start_pod()
+        wait_for("the new plugin to stand in line", lambda: "waiting" in new.log("device-plugin"))
+        _end(old)
+    else:
+        _end(old)
+        new = cluster.start_pod()
+    cluster.wait_ready(new)
+
+
+def _end(pod: DaemonPod) -> None:
+    """By SIGTERM, within the pod's grace period."""
+    assert pod.terminate() == {"device-plugin": 0, "enforcer": 0}
+
+
+def _still(cluster: InstalledCluster, busy: Busy, refused: float) -> None:
+    """The tenant goes on, and so does the count of what it was refused."""
+    rounds = busy.rounds
+    wait_for("the tenant to go on", lambda: busy.rounds > rounds)
+    wait_for("the refusals to go on counting", lambda: _refusals(cluster) >= refused)
+
+
+def _refusals(cluster: InstalledCluster) -> float:
+    return sum(float(value) for value in REFUSALS.findall(cluster.enforcer.metrics() or ""))
+
+
+def test_removed_nothing_is_left(cluster: InstalledCluster) -> None:
+    """Last: nothing runs afterwards."""
+    _end(cluster.pod)
+    assert PINS.exists()
+    cluster.set_values("removed")
+    pod = cluster.start_pod()
+    assert pod.alive()
+    assert not PINS.exists()
+    for place in (STATE, Path("/run/ringfence"), Path("/var/lib/ringfence-hook")):
+        assert list(place.iterdir()) == []
+    pod.close()
