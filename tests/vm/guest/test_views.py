@@ -129,7 +129,7 @@ def test_every_view_agrees_with_the_kernel_to_the_byte(
             of(rows, one, gpu) | counts == of(rows, one, gpu) for one, gpu, counts in expected
         )
 
-    wait_for("a quiet point that top shows", looked_at, 60)
+    wait_for("a quiet point that top shows", looked_at, 240)
     metrics, html = enforcer.metrics() or "", page(enforcer)
     for one, gpu, counts in expected:
         shown = by_metrics(metrics, one, gpu)
