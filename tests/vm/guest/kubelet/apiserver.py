@@ -34,7 +34,7 @@ _NOT_ASKED = (
     *("CertificateApproval", "CertificateSigning", "CertificateSubjectRestriction"),
     *("MutatingAdmissionWebhook", "ValidatingAdmissionWebhook"),
 )
-_START_SECONDS = 240
+_START_SECONDS = 400
 _CALL_SECONDS = 30
 
 

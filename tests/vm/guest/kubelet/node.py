@@ -20,7 +20,7 @@ POD_RESOURCES = KUBELET_DIR / "pod-resources/kubelet.sock"
 
 _RUNTIME_SOCKET = Path("/run/containerd/containerd.sock")
 _ADDRESS = "10.9.8.9"
-_START_SECONDS = 240
+_START_SECONDS = 400
 
 _RUNTIME_CONFIG = f"""\
 version = 2
