@@ -230,7 +230,7 @@ def _parser() -> argparse.ArgumentParser:
         "--layers",
         type=_layers,
         default="auto",
-        help='"auto" is every layer the node has; or only some, for tests: gate, dmem, gate,dmem',
+        help='"auto" is every layer the node has; for tests only some: gate, dmem, gate,dmem, none',
         metavar="LAYERS",
     )
     add(
@@ -282,9 +282,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def _layers(text: str) -> frozenset[Layer]:
     kernel_layers = frozenset({Layer.GATE, Layer.DMEM})
+    if text == "none":
+        return frozenset()
     names = [layer.value for layer in kernel_layers] if text == "auto" else text.split(",")
     if not set(names) <= kernel_layers:
-        raise argparse.ArgumentTypeError(f"expected auto, gate, dmem or gate,dmem, found {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"expected auto, gate, dmem, gate,dmem or none, found {text!r}"
+        )
     return frozenset(Layer(name) for name in names)
 
 

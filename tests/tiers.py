@@ -16,11 +16,13 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
-from tests.testbed import client, kubernetes
+from tests.hook.build import NotHere
+from tests.testbed import client, hook, kubernetes
 from tests.testbed import installed as installation
 from tests.testbed.cache import Cache, Report, StepError
 from tests.testbed.prometheus import VARIABLE as PROMETHEUS
@@ -337,6 +339,10 @@ def _run(tier: Tier, cache: Cache, report: Report, here: Here) -> Outcome:
         environment["RINGFENCE_INSTALLED"] = str(installation.prepare(cache, report))
     if tier.kubernetes:
         environment["RINGFENCE_KUBERNETES"] = str(kubernetes.prepare(cache, report).directory)
+    if tier.node is not None:
+        # Where the distribution has no ROCm, the cases that need it are left out.
+        with suppress(NotHere):
+            environment["RINGFENCE_HOOK"] = str(hook.prepare(cache, report))
     show = Prefixed(tier.name, _show)
     started = time.monotonic()
     if tier.node is None:

@@ -7,6 +7,7 @@
  * Environment:
  *   THUNK_GPUS   GPUs to show (1)                  THUNK_VRAM  bytes of VRAM of each (8 GiB)
  *   THUNK_GFX    their ISA as hexadecimal (90a)    THUNK_LOG   file for a line per event
+ *   THUNK_LOCATION  bus, device and function of the first as hexadecimal (300), the others follow
  *   THUNK_IOCTL  set: also issue KFD's ioctls for VRAM, as the real library does
  */
 #ifndef STAND_IN_THUNK_H

@@ -135,7 +135,7 @@ static void describe_gpu(HSAuint32 node, HsaNodeProperties *properties)
 #endif
 	properties->VendorId = 0x1002;
 	properties->DeviceId = 0x740c;
-	properties->LocationId = (FIRST_BUS + node - 1) << 8;
+	properties->LocationId = number("THUNK_LOCATION", 16, FIRST_BUS << 8) + ((node - 1) << 8);
 	properties->LocalMemSize = thunk_vram_bytes();
 	properties->MaxEngineClockMhzFCompute = 1700;
 	properties->DrmRenderMinor = 127 + (HSAint32)node;

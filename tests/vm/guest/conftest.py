@@ -30,8 +30,13 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what the booted kernel line has not; the other line runs it."""
-    missing = [item for item in items if item.get_closest_marker("dmem") and not _HAS_DMEM]
+    """Leave out what the booted kernel line or the distribution has not; another runs it."""
+    has = {"dmem": _HAS_DMEM, "hook": "RINGFENCE_HOOK" in os.environ}
+    missing = [
+        item
+        for item in items
+        if any(item.get_closest_marker(name) and not there for name, there in has.items())
+    ]
     if missing:
         config.hook.pytest_deselected(items=missing)
         items[:] = [item for item in items if item not in missing]
