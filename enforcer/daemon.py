@@ -109,6 +109,7 @@ def _run(options: argparse.Namespace, stop: threading.Event) -> int:
         kernel,
         use_dmem=Layer.DMEM in options.layers,
         kill=options.on_switch == "kill",
+        hold_cus=options.cu_masks == "enforce",
         apart=apart,
     )
     first = enforcer.try_pass()
@@ -239,6 +240,13 @@ def _parser() -> argparse.ArgumentParser:
         default="kill",
         help="what becomes of a process that switches the arguments of a call to get more VRAM "
         "than it asked for, and of its container if that is above its limit a second later",
+    )
+    add(
+        "--cu-masks",
+        choices=("report", "enforce"),
+        default="report",
+        help="what becomes of a queue's CU mask beyond its container's slice, and of a further "
+        "queue beside one that was left without a mask: counted, or refused",
     )
     add(
         "--refuse-imports",

@@ -25,7 +25,7 @@ from enforcer.host.files import FileError, FileVanished
 from enforcer.host.watch import Watch
 from enforcer.images import ImageError, Images
 from enforcer.incidents import Incidents
-from enforcer.limits import gpu_shares, limits, pending_limits
+from enforcer.limits import cu_masks, gpu_shares, limits, pending_limits
 from enforcer.model import (
     HostSupport,
     Layer,
@@ -114,9 +114,13 @@ class Enforcer:
         *,
         use_dmem: bool = True,
         kill: bool = True,
+        hold_cus: bool = False,
         apart: Apart | None = None,
     ) -> None:
-        """``kill`` False: a container above its limit by switched arguments is only reported."""
+        """``kill`` False: a container above its limit by switched arguments is only reported.
+
+        ``hold_cus``: CU masks beyond a container's slice are refused; False: counted.
+        """
         self._roots = roots
         self._checkpoint = Checkpoint(checkpoint)
         self._kernel = kernel
@@ -125,6 +129,7 @@ class Enforcer:
         self._sources = Sources(roots, kernel, self._devices, self._hook)
         self._incidents = Incidents()
         self._overruns = Overruns(kill=kill)
+        self._hold_cus = hold_cus
         self._corrections = Corrections()
         self.watch = _watch()
         """Tells when a pod or container comes or goes; None where the kernel does not."""
@@ -277,6 +282,7 @@ class Enforcer:
         wanted = limits(held, found.tree.pods, found.containers)
         pending = pending_limits(held, found.tree.pods)
         proven = self._enforce(wanted, pending, found, entries, ledger, problems)
+        self._kernel.keep_cu_masks(cu_masks(held, found.containers), enforced=self._hold_cus)
         problems.extend(self._keep_hook_files(held, wanted, found, proven))
         if not checkpoint_problems and found.live is not None:
             problems.extend(self._drop_hook_files(held, found))

@@ -295,9 +295,11 @@ def test_the_console_script_has_a_command_for_each_container(
 
 
 def test_the_administrators_policy_reaches_the_enforcer() -> None:
-    values = {"enforcer": {"onSwitch": "report", "refuseImports": True, "refusePassed": True}}
+    policy = {"onSwitch": "report", "cuMasks": "enforce", "refuseImports": True}
+    values = {"enforcer": {**policy, "refusePassed": True}}
     options = vars(parser_of("enforcer").parse_args(container("enforcer", values)["args"]))
     assert options["on_switch"] == "report"
+    assert options["cu_masks"] == "enforce"
     assert options["refuse_imports"]
     assert options["refuse_passed"]
 
