@@ -25,8 +25,14 @@ _HAS_DMEM = any(name.startswith("drm/") for name in dmem.capacity(CGROUP))
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Nothing here can run outside the virtual node; `make test` brings it up."""
-    return None if _GUEST.exists() else True
+    """Nothing here can run outside the virtual node; `make test` brings it up.
+
+    What needs the image is for the tier that has built it.
+    """
+    if not _GUEST.exists():
+        return True
+    own = collection_path == Path(__file__).parent / "installed"
+    return True if own and "RINGFENCE_INSTALLED" not in os.environ else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
