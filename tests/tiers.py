@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _PYTEST = ("python", "-m", "pytest", "-p", "no:cacheprovider")
 _GUEST_SECONDS = 1800.0
+_SCRAPE = "tests/contract/test_prometheus.py"
 _WITHOUT_KUBELET = "--ignore=tests/vm/guest/kubelet"
 _STOP_SECONDS = 20.0
 
@@ -65,7 +66,12 @@ TIERS = (
         "contract",
         "the device plugin against peers of the real protocols",
         # They wait more than they work.
-        ("tests/contract", "--numprocesses=6", "--dist=worksteal"),
+        ("tests/contract", "--numprocesses=6", "--dist=worksteal", f"--ignore={_SCRAPE}"),
+    ),
+    Tier(
+        "scrape",
+        "a real Prometheus while 200 containers come and go, which needs a core of its own",
+        (_SCRAPE,),
     ),
     Tier(
         "hook",
@@ -109,7 +115,7 @@ TIERS = (
     Tier(
         "soak-scrape",
         "a real Prometheus for a minute, while 200 containers come and go",
-        ("tests/contract/test_prometheus.py",),
+        (_SCRAPE,),
         environment=(("RINGFENCE_CHURN_SECONDS", "60"),),
         soak=True,
     ),
