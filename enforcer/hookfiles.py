@@ -159,6 +159,12 @@ class HookFiles:
                 ledger.LEDGER_BYTES,
             ):
                 return dict.fromkeys(gpus, 0)
+            if status.st_size > ledger.LEDGER_BYTES:
+                _cut(path)
+                raise ledger.LedgerError(
+                    f"{path}: the container had made it {status.st_size} bytes long; cut back to "
+                    f"{ledger.LEDGER_BYTES}, so that it cannot fill the node's {self._base}"
+                )
         found = ledger.read_ledger(directory)
         return None if found is None else {gpu: found.used(gpu) for gpu in gpus}
 
@@ -207,6 +213,14 @@ def _create_ledger(path: Path) -> None:
         os.truncate(descriptor, ledger.LEDGER_BYTES)
         # Processes of any user of the container keep their books here.
         os.fchmod(descriptor, 0o666)
+    finally:
+        os.close(descriptor)
+
+
+def _cut(path: Path) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        os.truncate(descriptor, ledger.LEDGER_BYTES)
     finally:
         os.close(descriptor)
 

@@ -260,3 +260,17 @@ class TestUse:
         _ledger(tmp_path).write_bytes(b"?" * LEDGER_BYTES)
         with pytest.raises(LedgerError, match=r"usage\.v1"):
             files.used(SLICE)
+
+    def test_a_ledger_that_was_made_larger_is_cut_back_and_told_of(self, tmp_path: Path) -> None:
+        files = HookFiles(tmp_path)
+        files.write([SLICE], [A], frozenset())
+        path = hook_directory(tmp_path, *SLICE.key) / "ledger" / "usage.v1"
+        with path.open("r+b") as file:
+            file.seek(LEDGER_BYTES)
+            file.write(b"x" * 4096)
+        with pytest.raises(
+            LedgerError, match=f"made it {LEDGER_BYTES + 4096} bytes long; cut back"
+        ):
+            files.used(SLICE)
+        assert path.stat().st_size == LEDGER_BYTES
+        assert files.used(SLICE) == {pci_key(A.bdf): 0}
