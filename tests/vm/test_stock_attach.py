@@ -15,6 +15,7 @@ from tests.testbed.vm import NodeOptions, run_vm
 # built outside the tree, and shared virtual memory where the distribution builds without it.
 _SVM: Final = frozenset({"svm_create", "svm_created", "svm_destroy", "svm_destroy_again"})
 _DKMS: Final = frozenset({"bo_init_dkms", "resource_init_dkms", "resource_fini_dkms"})
+_SECONDS: Final = 900.0
 WITHOUT_SVM: Final = ("6.1", "6.12")
 
 
@@ -28,12 +29,13 @@ def expected_missing(kernel: str) -> dict[str, frozenset[str]]:
 
 
 @pytest.mark.vm
+@pytest.mark.timeout(_SECONDS + 60)
 @pytest.mark.parametrize("kernel", stock.NAMES)
 def test_every_program_attaches_to_the_unmodified_driver(kernel: str) -> None:
     result = run_vm(
         ["python3", "-m", "tests.vm.attach_all"],
         NodeOptions(stock=kernel),
-        timeout_s=300,
+        timeout_s=_SECONDS,
     )
     assert result.returncode == 0, result.stderr.decode()
     report = json.loads(result.stdout)
