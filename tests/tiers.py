@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`make test`: runs every tier of tests, says which ran, and accepts no skip in any of them.
 
-Tiers of this machine and tiers of the virtual node run side by side: the node takes one core.
+Two tiers run at a time, as the virtual node takes one core: those of this machine beside those of
+the node, and when the machine's are done the node's from the other end.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -235,19 +237,45 @@ def main(argv: Sequence[str]) -> int:
     chosen = [tier for tier in chosen if tier not in elsewhere]
     stop_by_exception()
     here = Here()
+    waiting = deque(tier for tier in chosen if tier.node)
+
+    def beside() -> dict[str, Outcome]:
+        done = dict(_outcome(tier, cache, report, here) for tier in chosen if tier.node is None)
+        while last := _next(waiting.pop):
+            done[last.name] = _apart(last, cache, report, here)
+        return done
+
     with ThreadPoolExecutor(1) as pool:
-        beside = pool.submit(
-            lambda: [_outcome(tier, cache, report, here) for tier in chosen if tier.node is None]
-        )
+        others = pool.submit(beside)
         try:
             # In the main thread, where a signal arrives: it ends the machine on its way out.
-            nodes = [_outcome(tier, cache, report, here) for tier in chosen if tier.node]
-            outcomes = [*beside.result(), *nodes]
+            nodes: dict[str, Outcome] = {}
+            while first := _next(waiting.popleft):
+                nodes.update([_outcome(first, cache, report, here)])
+            found = nodes | others.result()
         except BaseException:
             here.stop()
             raise
-    print(table(dict(outcomes)), flush=True)
-    return 0 if all(one.green for _, one in outcomes) else 1
+    print(table({tier.name: found[tier.name] for tier in chosen}), flush=True)
+    return 0 if all(one.green for one in found.values()) else 1
+
+
+def _next(take: Callable[[], Tier]) -> Tier | None:
+    try:
+        return take()
+    except IndexError:
+        return None
+
+
+def _apart(tier: Tier, cache: Cache, report: Report, here: Here) -> Outcome:
+    """A tier of the node by a process of its own, whose main thread takes the signals."""
+    started = time.monotonic()
+    try:
+        status = here.run([sys.executable, "-m", "tests.tiers", tier.name], {}, _show)
+    except StepError as error:
+        report(f"tier {tier.name}: {error}")
+        return Outcome(error=str(error).splitlines()[0])
+    return outcome(_junit(cache, tier), status, time.monotonic() - started)
 
 
 def _outcome(tier: Tier, cache: Cache, report: Report, here: Here) -> tuple[str, Outcome]:
@@ -330,11 +358,15 @@ def _show(data: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
+def _junit(cache: Cache, tier: Tier) -> Path:
+    return cache.root / "results" / tier.name / "junit.xml"
+
+
 def _run(tier: Tier, cache: Cache, report: Report, here: Here) -> Outcome:
-    results = cache.root / "results" / tier.name
+    junit = _junit(cache, tier)
+    results = junit.parent
     shutil.rmtree(results, ignore_errors=True)
     results.mkdir(parents=True)
-    junit = results / "junit.xml"
     command = [*_PYTEST, *tier.paths, f"--junit-xml={junit}"]
     environment = {
         "RINGFENCE_CLIENT": str(client.prepare(cache, report)),

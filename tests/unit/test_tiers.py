@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import tiers
 from tests.testbed.cache import StepError
-from tests.tiers import TIERS, Here, Outcome, Prefixed, choose, fits, main, outcome, table
+from tests.tiers import TIERS, Here, Outcome, Prefixed, Tier, choose, fits, main, outcome, table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -126,3 +127,24 @@ def test_stopping_ends_the_command_and_begins_no_other(script: str, status: int)
     assert found == [status]
     with pytest.raises(StepError, match="stopped"):
         here.run(["true"], {}, print)
+
+
+def test_tiers_of_the_node_are_taken_from_both_ends(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both = threading.Barrier(2)
+    ends: dict[str, list[str]] = {"first": [], "last": []}
+
+    def take(end: str, tier: Tier) -> Outcome:
+        if len(ends[end]) == 0:
+            both.wait(10)
+        ends[end].append(tier.name)
+        return Outcome(passed=1)
+
+    monkeypatch.setattr(tiers, "_outcome", lambda tier, *_: (tier.name, take("first", tier)))
+    monkeypatch.setattr(tiers, "_apart", lambda tier, *_: take("last", tier))
+    nodes = [tier.name for tier in TIERS if tier.node and not tier.soak and not tier.only_on]
+    assert main(nodes) == 0
+    assert (ends["first"][0], ends["last"][0]) == (nodes[0], nodes[-1])
+    assert sorted(ends["first"] + ends["last"]) == sorted(nodes)
+    assert f"{len(nodes)} passed, 0 failed" in capsys.readouterr().out
