@@ -6,6 +6,8 @@ The virtual nodes of the other tests have both.
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from tests.testbed.vm import NodeOptions, VmResult, run_vm
@@ -33,7 +35,9 @@ def _gate_tests(which: str, node: NodeOptions) -> VmResult:
             "test_ledger_undisturbed",
         )
     ]
-    return run_vm([*_PYTEST, "-q", "-k", which, *files], node, timeout_s=_SECONDS)
+    environment = {"RINGFENCE_CLIENT": os.environ["RINGFENCE_CLIENT"]}
+    command = [*_PYTEST, "-q", "-k", which, *files]
+    return run_vm(command, node, env=environment, timeout_s=_SECONDS)
 
 
 def test_without_the_security_module_the_gate_holds_by_fmod_ret() -> None:
