@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _PYTEST = ("python", "-m", "pytest", "-p", "no:cacheprovider")
-_GUEST_SECONDS = 1800.0
+_GUEST_SECONDS = 3000.0
 _SCRAPE = "tests/contract/test_prometheus.py"
 _WITHOUT_KUBELET = "--ignore=tests/vm/guest/kubelet"
 _STOP_SECONDS = 20.0
@@ -122,11 +122,12 @@ TIERS = (
         soak=True,
     ),
     Tier(
-        "installed-dmem",
+        "soak-installed",
         "the built image as the chart runs it, on a kernel with dmem",
         ("tests/vm/guest/installed/test_image.py",),
         NodeOptions(kernel="dmem", gpus=2),
         installed=True,
+        soak=True,
     ),
     Tier(
         "soak-update",

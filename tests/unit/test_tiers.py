@@ -72,7 +72,8 @@ def test_every_tier_has_its_own_name() -> None:
 def test_soak_tiers_run_only_when_asked_for() -> None:
     everyday = {tier.name for tier in choose([], soak=False)}
     soak = {tier.name for tier in choose([], soak=True)}
-    assert soak == {"soak-scrape", "soak-update", "soak-dmem", "soak-nodmem", "soak-hook"}
+    kinds = ("scrape", "installed", "update", "dmem", "nodmem", "hook")
+    assert soak == {f"soak-{kind}" for kind in kinds}
     assert everyday | soak == {tier.name for tier in TIERS}
     assert not everyday & soak
     for flag in (False, True):
