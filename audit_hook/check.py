@@ -30,6 +30,8 @@ _GLIBC = re.compile(r"GLIBC_(\d+)\.(\d+)(?:\.\d+)?")
 _BANNER = rb"GNU C Library [^\n]*?(?:release|snapshot|development) version (\d+)\.(\d+)"
 _RELEASE = re.compile(_BANNER)
 _EXECUTE = 1
+_SMALLEST = 16
+"""Bytes of the smallest thing a file has a number of: an entry of its needed versions."""
 
 Version = tuple[int, int]
 
@@ -102,7 +104,7 @@ def read_elf(path: Path) -> Elf:
     content = path.read_bytes()
     try:
         # In memory a hostile offset is a value out of range, not a system call that fails.
-        return _read(ELFFile(io.BytesIO(content)))
+        return _read(ELFFile(io.BytesIO(content)), len(content) // _SMALLEST)
     except Exception as error:
         # A garbled file breaks the reader anywhere, in assertions too.
         raise ValueError(f"{path}: expected an ELF file, found {error or type(error)}") from error
@@ -114,11 +116,18 @@ def _dynamic(elf: Any) -> Iterator[Any]:
             yield from section.iter_tags()
 
 
-def _versions(elf: Any) -> Iterator[str]:
+def _versions(elf: Any, most: int) -> Iterator[str]:
     for section in elf.iter_sections():
         if isinstance(section, GNUVerNeedSection):
             for _, wanted in section.iter_versions():
-                yield from (auxiliary.name for auxiliary in wanted)
+                most -= 1
+                for auxiliary in wanted:
+                    most -= 1
+                    if most < 0:
+                        break
+                    yield auxiliary.name
+                if most < 0:
+                    raise ValueError("more needed versions than it has room for")
 
 
 def _symbols(elf: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -136,7 +145,10 @@ def _symbols(elf: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(exports), tuple(undefined)
 
 
-def _read(elf: Any) -> Elf:
+def _read(elf: Any, most: int) -> Elf:
+    # Their number is a word of the file, of 64 bits for sections.
+    if elf.num_sections() > most or elf.num_segments() > most:
+        raise ValueError("more sections or segments than it has room for")
     tags = list(_dynamic(elf))
     interpreter = None
     tls_bytes = 0
@@ -159,7 +171,7 @@ def _read(elf: Any) -> Elf:
         soname=next((tag.soname for tag in tags if tag.entry.d_tag == "DT_SONAME"), None),
         interpreter=interpreter,
         needed=tuple(tag.needed for tag in tags if tag.entry.d_tag == "DT_NEEDED"),
-        versions=tuple(_versions(elf)),
+        versions=tuple(_versions(elf, most)),
         exports=exports,
         undefined=undefined,
         tls_bytes=tls_bytes,

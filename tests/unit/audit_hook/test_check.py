@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import shutil
 import subprocess
-from typing import TYPE_CHECKING
+from struct import pack_into
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from elftools.elf.elffile import ELFFile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +20,7 @@ from audit_hook import check
 from audit_hook.check import Libc, Rule, auditor_rule, glibc_version, inspect_image, main
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 # More for an hour of it.
@@ -123,6 +127,36 @@ def test_a_garbled_object_is_an_error_and_not_a_crash(
     garbled.path.write_bytes(raw)
     with contextlib.suppress(ValueError):
         check.read_elf(garbled.path)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        # Elf64_Verneed: the next one is itself.
+        lambda raw, elf: pack_into(
+            "<I", raw, elf.get_section_by_name(".gnu.version_r")["sh_offset"] + 12, 0
+        ),
+        # Elf64_Ehdr, number of sections: 0 says that the size of the first one is it.
+        lambda raw, elf: pack_into("<H", raw, 60, 0),
+    ],
+    ids=["versions", "sections"],
+)
+def test_a_number_beyond_the_file_is_an_error_at_once(
+    tmp_path: Path, spoil: Callable[[bytearray, Any], None]
+) -> None:
+    out = build(tmp_path, GOOD)
+    raw = bytearray(out.read_bytes())
+    elf = ELFFile(io.BytesIO(bytes(raw)))
+    header = elf["e_shoff"]
+    for number, section in enumerate(elf.iter_sections()):
+        # Elf64_Shdr: sh_size at 32, sh_info at 44.
+        if section.name == ".gnu.version_r":
+            pack_into("<I", raw, header + number * 64 + 44, 0xFFFFFFFF)
+    pack_into("<Q", raw, header + 32, 1 << 40)
+    spoil(raw, elf)
+    out.write_bytes(raw)
+    with pytest.raises(ValueError, match="than it has room for"):
+        check.read_elf(out)
 
 
 @pytest.fixture(scope="module")
