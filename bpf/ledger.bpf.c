@@ -321,15 +321,6 @@ int BPF_PROG(queues_ended, struct process_queue_manager *pqm)
 }
 
 /* The calls the gate looked at end here; what became no buffer goes back. */
-static __always_inline int call_ended(void *ctx)
-{
-	__u64 ret = 0;
-
-	if (acts(PART_LEDGER) && !bpf_get_func_ret(ctx, &ret))
-		end_call(ret);
-	return 0;
-}
-
 SEC("fexit/kfd_ioctl")
 int kfd_ioctl_end(void *ctx)
 {

@@ -267,15 +267,6 @@ int BPF_PROG(driver_gone, struct module *module)
 }
 
 /* Where every call the gate looked at ends, and all others too: they find nothing to give back. */
-static __always_inline int call_ended(void *ctx)
-{
-	__u64 ret = 0;
-
-	if (acts(PART_LEDGER) && !bpf_get_func_ret(ctx, &ret))
-		end_call(ret);
-	return 0;
-}
-
 SEC("fexit/__x64_sys_ioctl")
 int ioctl_end(void *ctx)
 {

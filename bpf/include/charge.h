@@ -221,6 +221,16 @@ static __always_inline void end_call(long ret)
 	caller->creating = 0;
 }
 
+/* For a program at the end of a function that answers an ioctl. */
+static __always_inline int call_ended(void *ctx)
+{
+	__u64 ret = 0;
+
+	if (acts(PART_LEDGER) && !bpf_get_func_ret(ctx, &ret))
+		end_call(ret);
+	return 0;
+}
+
 /*
  * Of the caller's cgroups with a share of this GPU, the innermost that is limited; 0: none. For a
  * tenant without a share every byte is beyond it: then the innermost of its cgroups.
