@@ -239,6 +239,8 @@ def main(argv: Sequence[str]) -> int:
     stop_by_exception()
     here = Here()
     waiting = deque(tier for tier in chosen if tier.node)
+    # Before the others look: a process begun for one tier has none to begin another process for.
+    first = _next(waiting.popleft)
 
     def beside() -> dict[str, Outcome]:
         done = dict(_outcome(tier, cache, report, here) for tier in chosen if tier.node is None)
@@ -251,8 +253,9 @@ def main(argv: Sequence[str]) -> int:
         try:
             # In the main thread, where a signal arrives: it ends the machine on its way out.
             nodes: dict[str, Outcome] = {}
-            while first := _next(waiting.popleft):
+            while first:
                 nodes.update([_outcome(first, cache, report, here)])
+                first = _next(waiting.popleft)
             found = nodes | others.result()
         except BaseException:
             here.stop()

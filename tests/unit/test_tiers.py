@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
 import pytest
@@ -149,3 +150,26 @@ def test_tiers_of_the_node_are_taken_from_both_ends(
     assert (ends["first"][0], ends["last"][0]) == (nodes[0], nodes[-1])
     assert sorted(ends["first"] + ends["last"]) == sorted(nodes)
     assert f"{len(nodes)} passed, 0 failed" in capsys.readouterr().out
+
+
+def test_a_tier_of_the_node_alone_begins_no_process_for_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # `main` would be that process, and begin another, if its second thread were the quicker.
+    begun: list[str] = []
+
+    def apart(tier: Tier, *_: object) -> Outcome:
+        begun.append(tier.name)
+        return Outcome()
+
+    class SecondThreadFirst(ThreadPoolExecutor):
+        def submit(self, *arguments, **named):  # type: ignore[no-untyped-def]
+            future = super().submit(*arguments, **named)
+            wait([future], timeout=10)
+            return future
+
+    monkeypatch.setattr(tiers, "ThreadPoolExecutor", SecondThreadFirst)
+    monkeypatch.setattr(tiers, "_outcome", lambda tier, *_: (tier.name, Outcome(passed=1)))
+    monkeypatch.setattr(tiers, "_apart", apart)
+    assert main(["guest-dmem"]) == 0
+    assert begun == []
