@@ -135,7 +135,8 @@ class Checkpoint:
         except TimeoutError:
             if not written.done():
                 raise OSError(f"{self._path}: not written after {timeout:.1f} s") from None
-            raise
+            # It ended as we gave up, or the error is its own.
+            written.result()
 
     def _write(self, change: Callable[[tuple[Slice, ...]], Iterable[Slice]]) -> None:
         slices = tuple(change(self._slices))

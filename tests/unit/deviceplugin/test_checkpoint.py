@@ -5,6 +5,7 @@ import json
 import tempfile
 import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,22 @@ def test_a_disk_that_hangs_keeps_nobody_longer_than_they_would_wait(
     answers.set()
     checkpoint.add(slice_of("c", name="other"))
     assert read_checkpoint(path)[0] == [slice_of("c", name="other")], "in the order they came"
+
+
+def test_a_slice_written_just_as_the_patience_ends_is_given(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait = Future.result
+
+    def late(future: Future[None], timeout: float | None = None) -> None:
+        wait(future)
+        if timeout is not None:
+            raise TimeoutError
+
+    monkeypatch.setattr(Future, "result", late)
+    checkpoint = Checkpoint(path)
+    checkpoint.add(slice_of("a"), 0.2)
+    assert checkpoint.slices == (slice_of("a"),)
 
 
 def test_a_pod_has_the_same_slices_as_long_as_they_are_the_same(path: Path) -> None:
