@@ -3,14 +3,23 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 
+import helm_python
+import pytest
+
+from deviceplugin.codec import ALLOCATED
 from enforcer.daemon import _parser as enforcer_parser
-from tests.unit.charts.rendered import REMOVED, Object, only, render
+from tests.unit.charts.rendered import CHART, REMOVED, Object, Values, only, render
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -58,3 +67,76 @@ def test_then_what_is_in_our_directories_goes_and_nothing_beside(tmp_path: Path)
     subprocess.run([sys.executable, *container["command"][1:], script, inside], check=True)
     assert list(inside.iterdir()) == []
     assert (beside / "file").exists()
+
+
+def pod(name: str, phase: str, *, gpu: bool = True) -> Object:
+    annotations = {ALLOCATED: "GPU-1,AMD Instinct MI300X,4096,76:;"} if gpu else {}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "team", "annotations": annotations},
+        "status": {"phase": phase},
+    }
+
+
+@contextmanager
+def cluster(*pods: Object) -> Iterator[helm_python.Config]:
+    """An API server of which Helm can ask for pods."""
+    answers = {
+        "/api/v1": {
+            "kind": "APIResourceList",
+            "groupVersion": "v1",
+            "resources": [{"name": "pods", "namespaced": True, "kind": "Pod", "verbs": ["list"]}],
+        },
+        "/api/v1/pods": {"apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": pods},
+    }
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            answer = answers.get(self.path.partition("?")[0])
+            self.send_response(200 if answer else 404)
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            self.wfile.write(json.dumps(answer).encode())
+
+        def log_message(self, *_: object) -> None:
+            """Nothing is to be said."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        kubeconfig = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [
+                {"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}
+            ],
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": ""}}],
+            "current-context": "c",
+        }
+        try:
+            with helm_python.Config(kubeconfig_content=json.dumps(kubeconfig)) as config:
+                yield config
+        finally:
+            server.shutdown()
+
+
+def remove(config: helm_python.Config, values: Values) -> dict[str, str]:
+    with helm_python.Chart.load(CHART) as chart:
+        return config.render(chart, {"remove": values}, name="ringfence", namespace="gpu-system")
+
+
+def test_it_is_refused_while_pods_would_lose_their_limit_and_names_them() -> None:
+    pods = pod("a", "Running"), pod("b", "Pending"), pod("c", "Succeeded")
+    with cluster(pod("other", "Running", gpu=False), *pods) as config:
+        with pytest.raises(helm_python.HelmRenderError) as caught:
+            remove(config, {"enabled": True})
+        assert "2 pods would lose their limit: team/a, team/b;" in str(caught.value)
+        assert "set remove.confirm" in str(caught.value)
+        assert remove(config, {"enabled": True, "confirm": True})
+        # An upgrade that removes nothing asks nobody.
+        assert remove(config, {})
+
+
+def test_it_is_not_refused_once_they_have_ended() -> None:
+    with cluster(pod("other", "Running", gpu=False), pod("c", "Failed")) as config:
+        assert remove(config, {"enabled": True})
