@@ -12,7 +12,7 @@ from tests.testbed.cache import Cache, Report, StepError
 from tests.testbed.stopping import stop_by_exception
 from tests.testbed.vm import NodeOptions, VmError, run_vm
 
-_SECONDS = 600.0
+_SECONDS = 1800.0
 
 
 def main(kernel: str) -> int:

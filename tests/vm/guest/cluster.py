@@ -77,7 +77,7 @@ class Cluster:
         self.enforcer.start()
         self._open.callback(_end, self.plugin)
         self.plugin.spawn()
-        wait_for("healthy devices in kubelet's view", self._offered, 180)
+        wait_for("healthy devices in kubelet's view", self._offered, 600)
         wait_for("the node annotation", lambda: self.registered() != [])
 
     def __exit__(self, *_: object) -> None:

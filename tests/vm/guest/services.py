@@ -26,12 +26,14 @@ if TYPE_CHECKING:
 
 CGROUP = Path("/sys/fs/cgroup")
 _RINGFENCE = [sys.executable, "-c", "import sys; from enforcer.cli import main; sys.exit(main())"]
+_START_SECONDS = 600
+"""On an emulated machine, which may have a tenth of a processor."""
 _EMPTY = LedgerUsage(0, 0, 0, 0, 0, 0, 0, 0)
 _T = TypeVar("_T")
 
 
 def wait_for(
-    what: str, condition: Callable[[], _T | None], seconds: float = 20, pause: float = 0.05
+    what: str, condition: Callable[[], _T | None], seconds: float = 120, pause: float = 0.05
 ) -> _T:
     """What ``condition`` returns once it is neither None nor False; AssertionError if never."""
     deadline = time.monotonic() + seconds
@@ -160,7 +162,7 @@ class Enforcer(Daemon):
             assert self.alive(), f"the enforcer ended:\n{self.log.read_text()}"
             return self.metrics() is not None
 
-        wait_for("the enforcer's metrics", ready, 120)
+        wait_for("the enforcer's metrics", ready, _START_SECONDS)
 
     def unload(self) -> None:
         """Leave nothing in the kernel."""
