@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 from enforcer.inventory import smi_uuid
@@ -93,8 +93,12 @@ class View:
 
 def labels(names: tuple[str, ...], *values: str) -> str:
     """Label pairs as the exposition format has them, between the braces."""
-    pairs = zip(names, values, strict=True)
-    return ",".join([f'{name}="{value.translate(_ESCAPES)}"' for name, value in pairs])
+    return _form(names) % tuple([value.translate(_ESCAPES) for value in values])
+
+
+@cache
+def _form(names: tuple[str, ...]) -> str:
+    return ",".join([f'{name}="%s"' for name in names])
 
 
 def _of_usage(name: str, text: str, value: Callable[[Usage], int | None], absent: str) -> Family:
@@ -216,9 +220,12 @@ def _ledger(view: View) -> Iterator[Sample]:
 
 def _cu_slice(view: View) -> Iterator[Sample]:
     totals = {card.bdf: card.cu_count for _, card in view.cards}
+    counts: dict[str | None, int | None] = {}
     for names, row in view.rows:
         if row.container:
-            count = totals.get(row.bdf) if row.cus is None else cu_count(row)
+            if row.cus not in counts:
+                counts[row.cus] = cu_count(row)
+            count = totals.get(row.bdf) if row.cus is None else counts[row.cus]
             if count is not None:
                 yield names, count
 

@@ -26,7 +26,6 @@ _WHITE_ON = 4
 """The one colour that black letters cannot be read on."""
 _SHOWN = 20
 _REFRESH = 10
-_CELL = 20
 _LETTER_PERCENT = 5
 """Of the bar's width, that a letter needs on a telephone."""
 _ON_GROUND = 'class="on-ground"'
@@ -211,15 +210,13 @@ def _cus(card: Card) -> str:
     xccs = sum(gpu.xcc_count or 1 for gpu in card.gpus)
     columns = total // xccs if xccs > 1 and total % xccs == 0 else _COLUMNS
     columns = min(columns, 2 * _COLUMNS, total)
-    rows = -(-total // columns)
+    narrow = columns if columns % 2 else columns // 2
     parts = [
-        f'<svg viewBox="0 0 {columns * _CELL} {rows * _CELL}" role="img" '
-        f'aria-label="compute units by container" style="max-width:{columns * _CELL}px">'
+        '<div class="cus" role="img" aria-label="compute units by container" '
+        f'style="--columns:{columns};--narrow:{narrow}">'
     ]
-    parts += [
-        _cell(number, owners.get(number, every), columns, card.rows) for number in range(total)
-    ]
-    parts.append("</svg><p>")
+    parts += [_cell(number, owners.get(number, every), card.rows) for number in range(total)]
+    parts.append("</div><p>")
     parts.append(f'<span class="number">{given} of {total}</span> given out by mask')
     shared = len([number for number, who in owners.items() if len(who) > 1])
     if shared:
@@ -230,20 +227,14 @@ def _cus(card: Card) -> str:
     return "".join(parts)
 
 
-def _cell(number: int, who: list[int], columns: int, rows: tuple[ContainerUsage, ...]) -> str:
-    x, y = number % columns * _CELL, number // columns * _CELL
-    square = f'x="{x + 1}" y="{y + 1}" width="{_CELL - 2}" height="{_CELL - 2}" rx="2"'
+def _cell(number: int, who: list[int], rows: tuple[ContainerUsage, ...]) -> str:
     if not who:
-        return f'<rect class="room" {square}><title>CU {number}: free</title></rect>'
+        return f'<i class="free" title="CU {number}: free"></i>'
     names = ", ".join(f"{letter(index)} {_who(rows[index])}" for index in who)
-    fill, ink, text = f"c{who[0] % _COLOURS}", _ink(who[0]), letter(who[0])
+    look, text = f"c{who[0] % _COLOURS} {_ink(who[0])}", letter(who[0])
     if len(who) > 1:
-        fill, ink, text = "shared", "on-shared", "+"
-    return (
-        f'<g><title>CU {number}: {escape(names)}</title><rect class="{fill}" {square}/>'
-        f'<text x="{x + _CELL / 2:g}" y="{y + 14}" text-anchor="middle" class="{ink}">'
-        f"{text}</text></g>"
-    )
+        look, text = "shared", "+"
+    return f'<i class="{look}" title="CU {number}: {escape(names)}">{text}</i>'
 
 
 def _ink(index: int) -> str:

@@ -10,6 +10,7 @@ import hmac
 import logging
 import socket
 import threading
+from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Final
@@ -32,6 +33,19 @@ _TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 _HTML: Final = "text/html; charset=utf-8"
 
 
+@dataclass(frozen=True, slots=True)
+class Body:
+    """An answer's body, as it is and packed with gzip; not packed where that is not worth it."""
+
+    plain: bytes
+    packed: bytes | None = None
+
+    @classmethod
+    def of(cls, text: str) -> Body:
+        plain = text.encode()
+        return cls(plain, gzip.compress(plain, 1) if len(plain) >= _WORTH_PACKING else None)
+
+
 class Site:
     """What is served: the last snapshot, written anew only when there is another."""
 
@@ -51,22 +65,22 @@ class Site:
         self._with_page = with_page
         self._token = token
         self._lock = threading.Lock()
-        self._written: tuple[Snapshot | None, bytes] | None = None
+        self._written: tuple[Snapshot | None, Body] | None = None
 
-    def metrics(self) -> bytes:
+    def metrics(self) -> Body:
         """The exposition text of the last snapshot."""
         with self._lock:
             snapshot = self._snapshot()
             if self._written is None or self._written[0] is not snapshot:
                 view = None if snapshot is None else View(snapshot, self._node, self._version)
-                self._written = (snapshot, render(view, self._version).encode())
+                self._written = (snapshot, Body.of(render(view, self._version)))
             return self._written[1]
 
-    def page(self) -> bytes | None:
+    def page(self) -> Body | None:
         """The node page of the last snapshot; None where it is switched off."""
         if not self._with_page:
             return None
-        return page(self._snapshot(), self._node, self._version).encode()
+        return Body.of(page(self._snapshot(), self._node, self._version))
 
     def admits(self, authorization: str) -> bool:
         """Whether a request with this ``Authorization`` header may see anything.
@@ -181,24 +195,27 @@ class _Request(BaseHTTPRequestHandler):
     def _answer(self, *, with_body: bool) -> None:
         site, path = self.server.site, self.path.partition("?")[0]
         if not site.admits(self.headers.get("Authorization", "")):
-            self._send(HTTPStatus.UNAUTHORIZED, "text/plain", b"a token is needed\n", with_body)
+            needed = Body(b"a token is needed\n")
+            self._send(HTTPStatus.UNAUTHORIZED, "text/plain", needed, with_body)
         elif path == "/metrics":
             self._send(HTTPStatus.OK, _TEXT, site.metrics(), with_body)
         elif path == "/" and (body := site.page()) is not None:
             self._send(HTTPStatus.OK, _HTML, body, with_body)
         else:
-            self._send(HTTPStatus.NOT_FOUND, "text/plain", b"not here: see /metrics\n", with_body)
+            nothing = Body(b"not here: see /metrics\n")
+            self._send(HTTPStatus.NOT_FOUND, "text/plain", nothing, with_body)
 
-    def _send(self, status: HTTPStatus, kind: str, body: bytes, with_body: bool) -> None:
+    def _send(self, status: HTTPStatus, kind: str, body: Body, with_body: bool) -> None:
         self.send_response(status)
-        if len(body) >= _WORTH_PACKING and "gzip" in self.headers.get("Accept-Encoding", ""):
-            body = gzip.compress(body, 1)
+        content = body.plain
+        if body.packed is not None and "gzip" in self.headers.get("Accept-Encoding", ""):
+            content = body.packed
             self.send_header("Content-Encoding", "gzip")
         if status is HTTPStatus.UNAUTHORIZED:
             self.send_header("WWW-Authenticate", 'Basic realm="ringfence"')
         for name, value in (
             ("Content-Type", kind),
-            ("Content-Length", str(len(body))),
+            ("Content-Length", str(len(content))),
             ("Cache-Control", "no-store"),
             ("Vary", "Accept-Encoding"),
             ("X-Content-Type-Options", "nosniff"),
@@ -207,4 +224,4 @@ class _Request(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         if with_body:
-            self.wfile.write(body)
+            self.wfile.write(content)

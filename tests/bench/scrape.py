@@ -1,21 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a scrape costs: ``python -m tests.bench.scrape``. A real enforcer, 8 GPUs, no BPF."""
+"""What a scrape costs: ``python -m tests.bench.scrape``. A real enforcer, 8 GPUs, no BPF.
+
+Aims: 99 of 100 scrapes take less than 10 ms at 80 slices, and less than 50 ms at 640. Where it is
+allowed in real time, so that what else the machine does is not in the figures.
+"""
 
 from __future__ import annotations
 
 import argparse
 import gzip
+import os
 import socket
 import sys
 import tempfile
 import time
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from enforcer.metrics.serve import Site
 from tests.testbed.crowd import Crowd
+from tests.unit.enforcer.sample import GPUS, SNAPSHOT, row
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+_WRITTEN = 9
+_PASS_SECONDS = 0.5
+"""Four times as often as by default, so that as many more scrapes meet a pass."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -23,29 +36,46 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--slices", type=int, nargs="+", default=[80, 640])
     parser.add_argument("--scrapes", type=int, default=200)
+    parser.add_argument("--shared", action="store_true", help="beside what the machine does")
     options = parser.parse_args(argv)
+    alone = not options.shared and _first_in_line()
+    print(f"{'real-time' if alone else 'shared'}, load of the machine {os.getloadavg()[0]:.1f}")
     print(
         f"{'slices':>7}{'p50 ms':>8}{'p99 ms':>8}{'max ms':>8}{'series':>8}{'KiB':>8}{'packed':>8}"
     )
     for slices in options.slices:
         with tempfile.TemporaryDirectory() as directory:
             measure(Path(directory), slices, options.scrapes)
+    for slices in options.slices:
+        write_whole(slices)
     return 0
 
 
+def _first_in_line() -> bool:
+    """Whether this process and those it starts now run before all that are not real-time."""
+    with suppress(PermissionError):
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+        return True
+    return False
+
+
 def measure(directory: Path, slices: int, scrapes: int) -> None:
-    """A line for one number of slices: each scrape is of another pass than the one before."""
+    """A line for one number of slices.
+
+    Each scrape is of another pass than the one before, and begins at any moment of the next.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with Crowd(directory, port) as crowd:
+    with Crowd(directory, port, _PASS_SECONDS) as crowd:
         crowd.add(slices)
-        wanted = b'ringfence_cu_slice{container="main"'
+        wanted = b'ringfence_vram_observed_bytes{container="main"'
         while text(crowd).count(wanted) < slices:
             time.sleep(0.2)
         times = []
-        for _ in range(scrapes):
-            time.sleep(0.53)
+        for number in range(scrapes):
+            # Multiples of the golden ratio are spread evenly.
+            time.sleep((1.5 + number * 0.618 % 1) * _PASS_SECONDS)
             begun = time.perf_counter()
             packed = crowd.metrics()
             times.append((time.perf_counter() - begun) * 1000)
@@ -58,6 +88,25 @@ def measure(directory: Path, slices: int, scrapes: int) -> None:
             f"{len(body) / 1024:>8.0f}{len(packed) / 1024:>8.0f}",
             flush=True,
         )
+
+
+def write_whole(slices: int) -> None:
+    """A line for a made-up node with BPF, dmem and hook, which have series of their own."""
+    rows = [row(f"pod-{number}", GPUS[number % 2].bdf, 4096, 3072) for number in range(slices)]
+    pods = [replace(one, container="") for one in rows]
+    snapshot = replace(SNAPSHOT, containers=(*rows, *pods))
+    times = []
+    for _ in range(_WRITTEN):
+        site = Site(lambda: snapshot, "node", "0")
+        begun = time.process_time()
+        body = site.metrics()
+        times.append((time.process_time() - begun) * 1000)
+    assert body.packed is not None
+    print(
+        f"{slices} slices with every layer: {len(body.plain.splitlines())} lines, "
+        f"{len(body.plain) / 1024:.0f} KiB, packed {len(body.packed) / 1024:.0f}; written in "
+        f"{min(times):.1f} ms of the processor"
+    )
 
 
 def text(crowd: Crowd) -> bytes:

@@ -37,8 +37,10 @@ _RUN = "import sys; from enforcer.cli import main; sys.exit(main(sys.argv[1:]))"
 class Crowd:
     """The node's trees below ``root``, and the enforcer inside a ``with`` statement."""
 
-    def __init__(self, root: Path, port: int) -> None:
+    def __init__(self, root: Path, port: int, interval: float = 2.0) -> None:
+        """``interval``: seconds between the enforcer's passes."""
         self.root = root
+        self._interval = interval
         self.address = f"127.0.0.1:{port}"
         self._made = 0
         self._slices: dict[str, Slice] = {}
@@ -64,7 +66,7 @@ class Crowd:
         with (self.root / "enforcer.log").open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _RUN, "enforcer", *options, "--metrics-address",
-                 self.address, "--node-name", "crowd"],
+                 self.address, "--interval", f"{self._interval}", "--node-name", "crowd"],
                 stderr=log,
             )  # fmt: skip
         return self

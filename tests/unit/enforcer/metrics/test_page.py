@@ -129,6 +129,19 @@ def test_a_gpu_without_a_known_size_or_load_has_no_bar() -> None:
     assert "Its size is not known." in words(replace(SNAPSHOT, gpus=bare, loads=()))
 
 
+def test_each_compute_unit_says_whose_it_is() -> None:
+    text = page(replace(SNAPSHOT, containers=ROWS[:3]), "node-a", "1")
+    grid = text[text.index('<div class="cus"') :].partition("</div>")[0]
+    assert 'style="--columns:38;--narrow:19"' in grid
+    assert grid.count("<i ") == GPUS[0].cu_count
+    assert grid.count('<i class="c0 ink"') == 220 - 152
+    assert grid.count('<i class="shared"') == 228 - 220
+    assert grid.count('<i class="free"') == 304 - 248
+    assert '<i class="c2 ink" title="CU 151: C team-a/train main">C</i>' in grid
+    both = "A team-a/infer main, B team-a/notebook-of-somebody-with-a-long-name main"
+    assert f'title="CU 227: {both}">+</i>' in grid
+
+
 def test_a_mask_that_is_none_does_not_cost_the_page() -> None:
     row = replace(ROWS[0], cus="all of them")
     assert "train" in words(replace(SNAPSHOT, containers=(row,)))
