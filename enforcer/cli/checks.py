@@ -314,6 +314,15 @@ def _kubelet(node: Node) -> Iterator[Finding]:
         yield _ok("kubelet", str(plugins / "kubelet.sock"))
     else:
         yield _problem("kubelet", f"no socket {plugins}/kubelet.sock", "is kubelet running?")
+    resources = node.kubelet / "pod-resources/kubelet.sock"
+    if _is_socket(resources):
+        yield _ok("PodResources", str(resources))
+    else:
+        yield _note(
+            "PodResources",
+            f"no socket {resources}: the slice of a pod that ended is kept until it is deleted",
+            "is kubelet running, newer than 1.14, and its feature KubeletPodResources on?",
+        )
     if any(name.startswith(_OURS) for name in names):
         yield from _registered(node.place.state / _REGISTRATION)
     else:

@@ -72,8 +72,12 @@ class Healthy:
         write_cgroup(path / "cgroup", "kubepods.slice")
         (path / "cgroup/dmem.capacity").write_text(f"drm/{GPU.bdf}/vram 1\n")
         (path / "run/containerd/io.containerd.runtime.v2.task/k8s.io").mkdir(parents=True)
-        for name in ("kubelet.sock", "ringfence-amd.com-gpu.sock"):
-            make_socket(path / "kubelet/device-plugins" / name)
+        for name in (
+            "device-plugins/kubelet.sock",
+            "device-plugins/ringfence-amd.com-gpu.sock",
+            "pod-resources/kubelet.sock",
+        ):
+            make_socket(path / "kubelet" / name)
         (path / "state").mkdir()
         self.write("state/registration.json", json.dumps({"amd.com/gpu": standing("registered")}))
         write_checkpoint(path / "state" / FILE, [])
@@ -208,6 +212,17 @@ FAULTS: dict[str, tuple[Callable[[Healthy], None], str, State, str, str]] = {
         lambda h: h.remove("kubelet/device-plugins/kubelet.sock"),
         "kubelet", State.PROBLEM, "kubelet.sock", "running",
     ),
+    "no PodResources": (
+        lambda h: h.remove("kubelet/pod-resources"),
+        "PodResources", State.NOTE, "no socket", "KubeletPodResources",
+    ),
+    "a file in the place of PodResources": (
+        lambda h: (
+            h.remove("kubelet/pod-resources/kubelet.sock"),
+            h.write("kubelet/pod-resources/kubelet.sock", ""),
+        )[1],
+        "PodResources", State.NOTE, "no socket", "KubeletPodResources",
+    ),
     "no plugin": (
         lambda h: h.remove("kubelet/device-plugins/ringfence-amd.com-gpu.sock"),
         "device plugin", State.PROBLEM, "no socket", "DaemonSet",
@@ -309,7 +324,7 @@ def test_no_fault_costs_another_check(healthy: Healthy, fault: str) -> None:
         "no proc": set[str](),
         "driver away": {"amdgpu BTF", "/dev/kfd"},
         "cgroup v1": {"dmem", "cgroup driver"},
-        "no kubelet directory": {"device plugin", "other plugins"},
+        "no kubelet directory": {"PodResources", "device plugin", "other plugins"},
         "torn checkpoint": set[str](),
         "no enforcer": {"layer gate", "layer dmem"},
     }.get(fault, set())
