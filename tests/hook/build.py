@@ -66,12 +66,20 @@ def _build_drm(out: Path) -> None:
         _HERE / "thunk" / "drm.c", "-o", out / "libdrm_amdgpu.so.1")  # fmt: skip
 
 
-def build_driver(out: Path) -> None:
-    """Build the stand-in driver, for ROCr that has its thunk inside."""
+def build_driver(out: Path, hip: str | None = None) -> None:
+    """Build the stand-in driver, for ROCr that has its thunk inside.
+
+    ``hip`` is the name of a later HIP's library, for programs that ask for 5.
+    """
     out.mkdir()
     _build_drm(out)
     # AMD's own builds ask for it without a version.
     (out / "libdrm_amdgpu.so").symlink_to("libdrm_amdgpu.so.1")
+    if hip is not None:
+        # Programs ask for HIP 5 by name; its symbols are in the later ones too.
+        # HIP itself looks for the name of a development package when it hands functions out.
+        for link in ("libamdhip64.so.5", "libamdhip64.so"):
+            (out / link).symlink_to(f"/usr/lib/x86_64-linux-gnu/{hip}")
     # KFD's uapi header includes drm/drm.h, which Debian has in another place.
     include = out / "include"
     include.mkdir()

@@ -226,6 +226,15 @@ class Archive:
         step.run(fetch, cwd=into, env=self._environment())
         return _file_of(into, package.name, "dsc")
 
+    def download_original(self, package: Package, into: Path, step: Step) -> Path:
+        """Fetch a source as its authors released it, without the distribution's changes."""
+        into.mkdir(parents=True, exist_ok=True)
+        wanted = f"{package.name}={package.version}"
+        step.say(f"downloading the original source of {wanted}")
+        fetch = ["apt-get", "source", "--download-only", "--only-source", "--tar-only", wanted]
+        step.run(fetch, cwd=into, env=self._environment())
+        return _file_of(into, package.name, "orig.tar.*")
+
     def download(self, names: Sequence[str], into: Path, step: Step) -> list[Path]:
         """Fetch packages (verified against the signed index) without installing them."""
         into.mkdir(parents=True, exist_ok=True)

@@ -38,11 +38,7 @@ def stack(request: pytest.FixtureRequest, built: Path) -> tuple[str, Path]:
         rootfs = fetch()
     except StepError as error:
         pytest.skip(f"not to be had: {error}")
-    build_driver(built / name)
-    # Programs ask for HIP 5 by name; its symbols are in the later ones too.
-    # HIP itself looks for the name of a development package when it hands functions out.
-    for link in ("libamdhip64.so.5", "libamdhip64.so"):
-        (built / name / link).symlink_to(f"/usr/lib/x86_64-linux-gnu/{library}")
+    build_driver(built / name, library)
     return name, rootfs
 
 
