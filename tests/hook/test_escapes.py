@@ -167,6 +167,15 @@ def test_an_ioctl_of_a_programs_own_is_not_held(limited: Container) -> None:
     assert list(limited.ledger.iterdir()) == []
 
 
+def test_a_raw_system_call_is_not_held(limited: Container) -> None:
+    env = {"LD_PRELOAD": str(THUNK / "libkernel.so"), "KERNEL_LOG": "/srv/kernel.log", **TUNABLE}
+    result = limited.run(PROGRAMS / "raw", "3000", "syscall", env=env)
+    # It passes by the stand-in as it passes by us: the answer is the kernel's own.
+    assert (result.lines, result.err) == (["alloc 9"], "")
+    assert not (limited.root / "out/kernel.log").exists()
+    assert list(limited.ledger.iterdir()) == []
+
+
 @pytest.mark.parametrize("static", [False, True])
 def test_a_musl_program_starts_and_is_not_held(
     limited: Container, built: Path, static: bool

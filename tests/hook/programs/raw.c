@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * `raw MiB`: asks the driver for VRAM by an ioctl of its own, as programs without ROCm's libraries
- * do, and prints the error number.
+ * `raw MiB [syscall]`: asks the driver for VRAM by an ioctl of its own, as programs without ROCm's
+ * libraries do, and those that carry ROCr inside; through libc, or not. Prints the error number.
  */
 #include <errno.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/ioctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 struct alloc {
 	uint64_t va_addr, size, handle, mmap_offset;
@@ -17,10 +19,14 @@ struct alloc {
 int main(int count, char **arguments)
 {
 	struct alloc request = { .gpu_id = 1001, .flags = 1 };
+	const unsigned long number = _IOWR('K', 0x16, struct alloc);
+	int failed;
 
 	if (count < 2)
 		return 2;
 	request.size = strtoull(arguments[1], NULL, 10) << 20;
-	printf("alloc %d\n", ioctl(-1, _IOWR('K', 0x16, struct alloc), &request) ? errno : 0);
+	failed = count > 2 ? (int)syscall(SYS_ioctl, -1, number, &request) :
+			     ioctl(-1, number, &request);
+	printf("alloc %d\n", failed ? errno : 0);
 	return 0;
 }
