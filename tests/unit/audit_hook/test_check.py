@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
-import os
 import shutil
 import subprocess
 from struct import pack_into
@@ -14,17 +12,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from elftools.elf.elffile import ELFFile
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from audit_hook import check
 from audit_hook.check import Libc, Rule, auditor_rule, glibc_version, inspect_image, main
+from tests.hook.fuzz import elf
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-# More for an hour of it.
-_GARBLED = int(os.environ.get("RINGFENCE_GARBLED_EXAMPLES", "500"))
 
 RULE = Rule("libx.so", frozenset({"f"}), frozenset({"libc.so.6"}), (2, 17))
 GOOD = 'int getpid(void); __attribute__((visibility("default"))) int f(void) { return getpid(); }'
@@ -114,19 +109,12 @@ def test_a_version_script_without_globals_is_an_error(tmp_path: Path) -> None:
         check.exports_of(script)
 
 
-@settings(deadline=None, max_examples=_GARBLED)
-@given(st.lists(st.tuples(st.floats(0, 1), st.binary(min_size=1, max_size=8)), max_size=6))
+@settings(deadline=None, max_examples=500)
+@given(elf.CHANGES)
 def test_a_garbled_object_is_an_error_and_not_a_crash(
-    garbled: Garbled, changes: list[tuple[float, bytes]]
+    garbled: Garbled, changes: elf.Changes
 ) -> None:
-    raw = bytearray(garbled.original)
-    for place, piece in changes:
-        # Headers and section tables are where a reader breaks.
-        at = int(place * 1024) if place < 0.5 else int(place * (len(raw) - 1))
-        raw[at : at + len(piece)] = piece
-    garbled.path.write_bytes(raw)
-    with contextlib.suppress(ValueError):
-        check.read_elf(garbled.path)
+    elf.read(garbled.path, elf.spoilt(garbled.original, changes))
 
 
 @pytest.mark.parametrize(
