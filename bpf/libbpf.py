@@ -36,8 +36,8 @@ class BpfError(Exception):
 
 
 @contextmanager
-def unpreempted() -> Iterator[None]:
-    """Map system calls inside are not interrupted by ordinary tasks.
+def unpreempted() -> Iterator[bool]:
+    """Map system calls inside are not interrupted by ordinary tasks; whether that is so.
 
     The kernel runs no kprobe program on a CPU while a task there is inside such a call
     (``bpf_disable_instrumentation()``): one that is preempted in it would make the ledger of
@@ -47,12 +47,13 @@ def unpreempted() -> Iterator[None]:
     before = os.sched_getscheduler(0)
     ours = os.SCHED_FIFO | os.SCHED_RESET_ON_FORK
     raised = False
-    if before in _ORDINARY:
+    ordinary = before in _ORDINARY
+    if ordinary:
         with suppress(PermissionError):
             os.sched_setscheduler(0, ours, os.sched_param(1))
             raised = True
     try:
-        yield
+        yield raised or not ordinary
     finally:
         if raised:
             os.sched_setscheduler(0, before, os.sched_param(0))

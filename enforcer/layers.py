@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from bpf import decode, loader
-from bpf.libbpf import BpfError
+from bpf.libbpf import BpfError, unpreempted
 from enforcer.host.driver import builtin_majors
 from enforcer.host.files import FileError
 from enforcer.model import Layer, LayerState, Why
@@ -230,6 +230,8 @@ class KernelLayers:
         self.ledger = "bo"
         self._ledger = ledger
         _log_left_out("ledger", ledger.attached)
+        if ledger.by_probes:
+            _log_preemption()
         return True
 
     def _ledger_acts(self) -> bool:
@@ -263,6 +265,15 @@ def _log_left_out(part: str, attached: Mapping[str, str | None]) -> None:
     for program, reason in attached.items():
         if reason is not None:
             _log.warning("%s program %s is not attached: %s", part, program, reason)
+
+
+def _log_preemption() -> None:
+    with unpreempted() as ours:
+        if not ours:
+            _log.warning(
+                "the ledger goes by kprobes, and without CAP_SYS_NICE it may miss a buffer while "
+                "its maps are read; what it missed stays charged until the container is empty"
+            )
 
 
 def unload(bpffs: Path) -> None:

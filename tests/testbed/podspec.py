@@ -27,11 +27,12 @@ _DEFAULT_CAPABILITIES: Final = frozenset(
 """containerd's, for a container that asks for none."""
 
 _DEFAULT_DEVICES: Final = ("null", "zero", "full", "random", "urandom", "tty")
-_MASKED: Final = (
+MASKED: Final = (
     *("/proc/acpi", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list"),
     *("/proc/timer_stats", "/proc/sched_debug", "/proc/scsi", "/sys/firmware"),
 )
-_READ_ONLY: Final = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+READ_ONLY: Final = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+"""What the runtime hides from, and shows read-only to, a container that is not privileged."""
 _PROPAGATION: Final = {
     "None": "rprivate",
     "HostToContainer": "rslave",
@@ -151,7 +152,7 @@ def runtime_config(
         },
     }
     if not privileged:
-        config["linux"] |= {"maskedPaths": [*_MASKED], "readonlyPaths": [*_READ_ONLY]}
+        config["linux"] |= {"maskedPaths": [*MASKED], "readonlyPaths": [*READ_ONLY]}
         if security.get("seccompProfile", {}).get("type") == "RuntimeDefault":
             config["linux"]["seccomp"] = node.seccomp
     return config

@@ -78,7 +78,8 @@ def test_possible_cpus_are_at_least_one(library: Libbpf) -> None:
 class TestUnpreempted:
     def test_no_ordinary_task_comes_between_and_afterwards_all_is_as_before(self) -> None:
         before = os.sched_getscheduler(0)
-        with unpreempted():
+        with unpreempted() as ours:
+            assert ours
             assert os.sched_getscheduler(0) == os.SCHED_FIFO | os.SCHED_RESET_ON_FORK
         assert os.sched_getscheduler(0) == before
 
@@ -94,14 +95,16 @@ class TestUnpreempted:
 
         before = os.sched_getscheduler(0)
         monkeypatch.setattr(os, "sched_setscheduler", refused)
-        with unpreempted():
+        with unpreempted() as ours:
+            assert not ours
             assert os.sched_getscheduler(0) == before
 
     def test_a_task_that_is_real_time_already_keeps_its_priority(self) -> None:
         before = os.sched_getscheduler(0)
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(2))
         try:
-            with unpreempted():
+            with unpreempted() as ours:
+                assert ours
                 assert os.sched_getparam(0).sched_priority == 2
             assert os.sched_getparam(0).sched_priority == 2
         finally:

@@ -20,6 +20,7 @@ VARIANTS: dict[str, Values] = {
         "kubeletDir": "/var/snap/microk8s/common/var/lib/kubelet",
         "containerRuntime": {"containerdStateDir": "/var/snap/microk8s/common/run/containerd"},
     },
+    "not privileged": {"enforcer": {"privileged": False}},
     "docker": {"containerRuntime": {"dockerDataRoot": "/srv/docker"}},
     "hook": {"hookDir": "/opt/ringfence"},
     "no hook": {"hookDir": ""},

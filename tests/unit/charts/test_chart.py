@@ -16,6 +16,7 @@ from deviceplugin.terms import Terms
 from enforcer import cli
 from enforcer.daemon import _parser as enforcer_parser
 from tests.unit.charts.rendered import CHART, VARIANTS, Object, Values, only, render
+from tests.vm.guest.confined import CAPABILITIES
 
 if TYPE_CHECKING:
     import argparse
@@ -97,6 +98,19 @@ def test_the_device_plugin_has_no_privilege() -> None:
     assert context["privileged"] is False
     assert context["capabilities"] == {"drop": ["ALL"]}
     assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+
+
+def test_an_enforcer_that_is_not_privileged_has_what_was_shown_to_be_enough() -> None:
+    values = {"enforcer": {"privileged": False}}
+    context = container("enforcer", values)["securityContext"]
+    assert context["privileged"] is False
+    assert context["readOnlyRootFilesystem"] is True
+    assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert context["capabilities"]["drop"] == ["ALL"]
+    assert [f"CAP_{one}" for one in context["capabilities"]["add"]] == list(CAPABILITIES)
+    template = only(render(values), "DaemonSet")["spec"]["template"]
+    profile = "container.apparmor.security.beta.kubernetes.io/enforcer"
+    assert template["metadata"]["annotations"][profile] == "unconfined"
 
 
 def test_the_enforcer_is_privileged_and_the_api_server_would_take_it() -> None:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernel layers where they cannot be had. Where they can: tests/vm."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -101,6 +103,29 @@ def test_a_predecessor_s_ledger_is_replaced_before_its_gate(
         link.touch()
     kernel.load_gate()
     assert order == (["ledger", "gate"] if upgrade else ["gate"])
+
+
+@pytest.mark.parametrize("by_probes", [False, True])
+@pytest.mark.parametrize("allowed", [False, True])
+def test_a_ledger_of_probes_says_so_where_it_has_no_right_to_real_time(
+    kernel: KernelLayers,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    by_probes: bool,
+    allowed: bool,
+) -> None:
+    @contextmanager
+    def unpreempted() -> Iterator[bool]:
+        yield allowed
+
+    attached = {"bo_init": None} if by_probes else {"bo_created": None}
+    made = loader.Ledger(Path("/nowhere"), 1, attached)
+    monkeypatch.setattr(loader, "load_ledger", lambda *_: made)
+    monkeypatch.setattr(layers, "unpreempted", unpreempted)
+    kernel.maps = LedgerMaps(True)
+    kernel.attach()
+    assert kernel.ledger == "bo"
+    assert ("CAP_SYS_NICE" in caplog.text) == (by_probes and not allowed)
 
 
 class CuMaps(loader.Maps):

@@ -37,7 +37,11 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what the booted kernel line or the distribution has not; another runs it."""
-    has = {"dmem": _HAS_DMEM, "hook": "RINGFENCE_HOOK" in os.environ}
+    has = {
+        "dmem": _HAS_DMEM,
+        "hook": "RINGFENCE_HOOK" in os.environ,
+        "probes": not Path("/sys/kernel/btf/amdgpu").exists(),
+    }
     missing = [
         item
         for item in items

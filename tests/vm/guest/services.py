@@ -93,9 +93,9 @@ class Program:
         return int(line.split()[1]) * 1024
 
     def wait(self) -> int:
-        """Its exit status, within a minute."""
+        """Its exit status, within five minutes."""
         assert self._process is not None
-        status = self._process.wait(timeout=60)
+        status = self._process.wait(timeout=300)
         self._process = None
         return status
 
@@ -136,6 +136,7 @@ class Enforcer(Daemon):
             "ringfence-node",
             *more,
         ]
+        self.options = options
         super().__init__("enforcer", options, logs)
 
     def give(self, slices: Sequence[Slice]) -> None:
