@@ -210,7 +210,8 @@ def held_cus(share: Share, layout: CuLayout) -> int:
 def _check_promises(turn: Turn, device: Device, slices: Sequence[Slice]) -> None:
     pods: dict[str, list[Slice]] = {}
     for item in slices:
-        pods.setdefault(item.pod_uid, []).append(item)
+        if any(overlaps(share, device.gpu) for share in item.shares):
+            pods.setdefault(item.pod_uid, []).append(item)
     promised = {uid: promised_bytes(items, device) for uid, items in pods.items()}
     total = sum(promised.values())
     if total > device.mib * MIB:

@@ -111,7 +111,8 @@ def _work(arguments: argparse.Namespace, stopping: threading.Event, api: ApiServ
     checkpoint = _checkpoint(arguments.state_dir)
     cache = PodCache(api)
     client = Client(arguments.socket)
-    source = GpuSource(Roots(sys=arguments.sys, dev=arguments.dev), client)
+    pod_events = PodEvents(api)
+    source = GpuSource(Roots(sys=arguments.sys, dev=arguments.dev), client, pod_events.see)
     configured = terms(arguments)
 
     def current_terms() -> tuple[Terms, tuple[str, ...]]:
@@ -137,7 +138,7 @@ def _work(arguments: argparse.Namespace, stopping: threading.Event, api: ApiServ
         lambda: offer.devices,
         whole=configured.whole,
     )
-    parts: list[_Part] = [offer, events, reaper, PodEvents(api, client.snapshot)]
+    parts: list[_Part] = [offer, events, reaper, pod_events]
     giver: Giver = Unscheduled(offer)
     holder = None
     if not configured.whole:

@@ -82,22 +82,22 @@ def blanked(pod: Pod, remaining: int) -> int:
 
 def turns(pods: Iterable[Pod], node: str, slices: Sequence[Slice]) -> list[Turn]:
     """Every container that may be next: one for each pod that is being bound to this node."""
-    given: dict[str, set[str]] = {}
-    for item in slices:
-        given.setdefault(item.pod_uid, set()).add(item.container)
     found = []
     for pod in pods:
-        served = sum(claim.container in given.get(pod.uid, ()) for claim in pod.claims)
-        if served < len(pod.claims) and _allocating(pod, node):
-            found.append(Turn(pod, served))
+        # Most pods are none of these: whose slices are whose is asked for the others alone.
+        if _allocating(pod, node):
+            given = {item.container for item in slices if item.pod_uid == pod.uid}
+            served = sum(claim.container in given for claim in pod.claims)
+            if served < len(pod.claims):
+                found.append(Turn(pod, served))
     return found
 
 
 def _allocating(pod: Pod, node: str) -> bool:
     return (
-        pod.node == node
+        pod.annotations.get(BIND_PHASE) == PHASE_ALLOCATING
+        and pod.node == node
         and pod.annotations.get(VGPU_NODE) == node
-        and pod.annotations.get(BIND_PHASE) == PHASE_ALLOCATING
         and not pod.ended
         and not pod.deleted
     )
@@ -112,10 +112,10 @@ def strangers(pods: Iterable[Pod], node: str, resource: str, count: int) -> list
     return [
         pod
         for pod in pods
-        if pod.node == node
-        and any((claim.resource, claim.count) == (resource, count) for claim in pod.claims)
-        and not (pod.acknowledged or pod.ended or pod.deleted)
+        if not (pod.acknowledged or pod.ended or pod.deleted)
+        and pod.node == node
         and pod.annotations.get(VGPU_NODE) != node
+        and any((claim.resource, claim.count) == (resource, count) for claim in pod.claims)
     ]
 
 

@@ -15,11 +15,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from deviceplugin.apiserver import CONFLICT, ApiServerError
-from enforcer.api.client import EnforcerError
 from enforcer.model import MIB, Layer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from deviceplugin.apiserver import ApiServer
     from deviceplugin.pod import Json
@@ -35,7 +34,6 @@ CORRECTED = "AMDGPULedgerCorrected"
 OTHER = "AMDGPUSliceIncident"
 
 _COMPONENT = "ringfence-enforcer"
-_LOOK_SECONDS = 5.0
 _CALL_SECONDS = 5.0
 _QUIET_SECONDS = 300.0
 """Between two events about the same thing of one container."""
@@ -137,18 +135,15 @@ def event_body(event: PodEvent, node: str, now: datetime) -> Json:
 
 
 class PodEvents:
-    """One thread that reads the snapshot and tells what is new in it."""
+    """One thread that tells what is new in the snapshots it is shown."""
 
-    def __init__(
-        self, api: ApiServer, snapshot: Callable[[float], Snapshot], seconds: float = _LOOK_SECONDS
-    ) -> None:
-        """``snapshot`` gives the enforcer's last one within so many seconds, or raises."""
+    def __init__(self, api: ApiServer) -> None:
         self._api = api
-        self._snapshot = snapshot
-        self._seconds = seconds
         self._told: dict[tuple[str, str, str], tuple[str, float]] = {}
         self._before: dict[tuple[str, str, str], str] = {}
         self._trouble = ""
+        self._latest: Snapshot | None = None
+        self._shown = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pod-events", daemon=True)
 
@@ -159,15 +154,19 @@ class PodEvents:
     def stop(self) -> None:
         """Stop; the next plugin tells what is left."""
         self._stopping.set()
+        self._shown.set()
         self._thread.join(timeout=10)
 
+    def see(self, snapshot: Snapshot) -> None:
+        """The enforcer's last snapshot, whenever there is one. From any thread."""
+        self._latest = snapshot
+        self._shown.set()
+
     def _run(self) -> None:
-        while not self._stopping.wait(self._seconds):
-            try:
-                snapshot = self._snapshot(_CALL_SECONDS)
-            except EnforcerError:
-                continue  # said by those who need it
-            self._tell(pod_events(snapshot))
+        while self._shown.wait() and not self._stopping.is_set():
+            self._shown.clear()
+            if self._latest is not None:
+                self._tell(pod_events(self._latest))
 
     def _tell(self, events: list[PodEvent]) -> None:
         now = time.monotonic()

@@ -11,11 +11,11 @@ from enforcer.api.client import EnforcerError
 from enforcer.inventory import read_inventory
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from enforcer.api.client import Client
     from enforcer.host.roots import Roots
-    from enforcer.model import Gpu
+    from enforcer.model import Gpu, Snapshot
 
 _SNAPSHOT_SECONDS = 2.0
 _TEST_SECONDS = 5.0
@@ -32,9 +32,11 @@ class GpuSource:
     its absence is no news of the GPUs.
     """
 
-    def __init__(self, roots: Roots, client: Client) -> None:
+    def __init__(self, roots: Roots, client: Client, show: Callable[[Snapshot], None]) -> None:
+        """``show`` is shown what the enforcer says, for what else is in it."""
         self._roots = roots
         self._client = client
+        self._show = show
         self._found: tuple[Gpu, ...] = ()
         self._told: tuple[Gpu, ...] = ()
         self._ill: Mapping[str, str] = {}
@@ -53,6 +55,7 @@ class GpuSource:
         else:
             self._told = snapshot.gpus
             self._ill = {one.bdf: one.reason for one in snapshot.health if not one.healthy}
+            self._show(snapshot)
             self._test()
         # Where it sees GPUs it sees all there are: they need not be read twice.
         if silence or not self._told:

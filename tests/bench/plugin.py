@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the device plugin costs on a node of 64 GPUs with 10 slots each: `make bench`.
 
-The plugin is a real process; kubelet and API server are the tests' peers, over their real
+The plugin is a real process; kubelet, API server and enforcer are the tests' peers, over their real
 protocols, all on this machine. Times are kubelet's: from the request to the answer.
 """
 
@@ -17,12 +17,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from enforcer.api.errors import NotFoundError
+from enforcer.api.server import Server
+from enforcer.host.roots import Roots
+from enforcer.inventory import read_inventory
+from enforcer.model import (
+    ContainerUsage,
+    DeviceTest,
+    GpuHealth,
+    HostSupport,
+    Layer,
+    LayerState,
+    Snapshot,
+    Usage,
+)
 from tests.contract.conftest import RESOURCE, running_bench
 from tests.contract.peers.sysfs import Card
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from enforcer.model import ImageLibc, Protection
     from tests.contract.conftest import Bench
 
 GPUS = 64
@@ -85,6 +100,44 @@ class Row:
 
 def _at(ascending: Sequence[float], percent: int = 99) -> float:
     return ascending[len(ascending) * percent // 100]
+
+
+class Enforcer:
+    """The node side of the local API: it has every GPU, and a row for each slice given."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._gpus = tuple(read_inventory(Roots(sys=bench.root / "sys"))[0])
+
+    def prepare(self, pod_uid: str, container: str, wait: float) -> list[tuple[Protection, bool]]:
+        raise NotFoundError(f"no container starts here: {pod_uid} {container}")
+
+    def snapshot(self) -> Snapshot:
+        gate, dmem = LayerState(Layer.GATE), LayerState(Layer.DMEM)
+        size = 1 << 30
+        usage = Usage(requested=size, resident=size, peak=size, dmem_current=size)
+        rows = [
+            ContainerUsage(
+                *(one.namespace, one.pod, one.pod_uid, one.container),
+                cgroup=f"kubepods/burstable/pod{one.pod_uid}/{one.container}",
+                bdf=share.bdf,
+                limit=share.vram_bytes,
+                usage=usage,
+                layers=(gate, dmem),
+            )
+            for one in self._bench.slices
+            for share in one.shares
+        ]
+        health = tuple(GpuHealth(gpu.bdf, healthy=True) for gpu in self._gpus)
+        support = HostSupport(gate, dmem, "bo")
+        return Snapshot(time.time(), support, self._gpus, tuple(rows), health=health)
+
+    def test_devices(self, bdfs: Sequence[str], wait: float) -> list[DeviceTest]:
+        renders = (DeviceTest(f"/dev/dri/renderD{gpu.render}") for gpu in self._gpus)
+        return [DeviceTest("/dev/kfd"), *renders]
+
+    def image_libc(self, pod_uid: str, container: str, image: str, wait: float) -> ImageLibc:
+        raise NotFoundError(f"there is no image {image}")
 
 
 def allocate(bench: Bench, pods: int) -> Times:
@@ -191,7 +244,10 @@ def _bench(directory: str | None) -> Iterator[Bench]:
         tempfile.TemporaryDirectory(prefix="bench-", dir=directory) as root,
         running_bench(Path(root), cards()) as bench,
     ):
+        server = Server(Enforcer(bench), bench.root / "enforcer.sock")
+        server.start()
         yield bench
+        server.stop()
         for process in bench.processes:
             bench.kill(process)
         # Its log is of no interest.

@@ -46,7 +46,7 @@ class TellingClient(Client):
 
 def test_the_enforcer_sees_gpus_that_this_process_may_not(tmp_path: Path) -> None:
     with TellingClient(tmp_path / "none") as client:
-        source = GpuSource(Roots(sys=tmp_path), client)
+        source = GpuSource(Roots(sys=tmp_path), client, [].append)
         gpus, problems = source.read()
         assert gpus == []
         assert "no GPU in sight here, and the enforcer says nothing" in problems[-1]
@@ -62,7 +62,7 @@ def test_what_the_kernel_tells_of_a_gpu_is_believed_until_it_tells_otherwise(
     tmp_path: Path,
 ) -> None:
     with TellingClient(tmp_path / "none") as client:
-        source = GpuSource(Roots(sys=tmp_path), client)
+        source = GpuSource(Roots(sys=tmp_path), client, [].append)
         client.gpus = (gpu(), gpu(OTHER))
         client.health = (GpuHealth(BDF, False, "being reset: a hang"), GpuHealth(OTHER, True))
         source.read()
@@ -77,7 +77,7 @@ def test_what_the_kernel_tells_of_a_gpu_is_believed_until_it_tells_otherwise(
 
 def test_a_render_node_that_cannot_be_opened_makes_its_device_unhealthy(tmp_path: Path) -> None:
     with TellingClient(tmp_path / "none") as client:
-        source = GpuSource(Roots(sys=tmp_path), client)
+        source = GpuSource(Roots(sys=tmp_path), client, [].append)
         client.gpus = (gpu(partition=0, render=128), gpu(partition=1, render=130))
         client.shut = {"/dev/dri/renderD130": "No such device"}
         source.read()
@@ -90,7 +90,7 @@ def test_a_render_node_that_cannot_be_opened_makes_its_device_unhealthy(tmp_path
 
 def test_without_kfd_no_gpu_can_be_used(tmp_path: Path) -> None:
     with TellingClient(tmp_path / "none") as client:
-        source = GpuSource(Roots(sys=tmp_path), client)
+        source = GpuSource(Roots(sys=tmp_path), client, [].append)
         client.gpus = (gpu(), gpu(OTHER))
         client.shut = {"/dev/kfd": "Permission denied"}
         source.read()
@@ -99,7 +99,7 @@ def test_without_kfd_no_gpu_can_be_used(tmp_path: Path) -> None:
 
 def test_devices_that_can_be_used_are_opened_now_and_then(tmp_path: Path) -> None:
     with TellingClient(tmp_path / "none") as client:
-        source = GpuSource(Roots(sys=tmp_path), client)
+        source = GpuSource(Roots(sys=tmp_path), client, [].append)
         client.gpus = (gpu(),)
         for _ in range(8):
             source.read()
@@ -108,7 +108,7 @@ def test_devices_that_can_be_used_are_opened_now_and_then(tmp_path: Path) -> Non
 
 def test_an_enforcer_that_cannot_test_says_nothing_of_the_devices(tmp_path: Path) -> None:
     with TellingClient(tmp_path / "none") as client:
-        source = GpuSource(Roots(sys=tmp_path), client)
+        source = GpuSource(Roots(sys=tmp_path), client, [].append)
         client.gpus, client.shut = (gpu(),), None
         source.read()
         assert source.ailing() == {}
@@ -117,10 +117,21 @@ def test_an_enforcer_that_cannot_test_says_nothing_of_the_devices(tmp_path: Path
 def test_what_the_enforcer_sees_is_not_read_here_again(tmp_path: Path) -> None:
     write_sys(tmp_path / "sys", MACHINES["a virtual function"])
     with TellingClient(tmp_path / "none") as client:
-        source = GpuSource(Roots(sys=tmp_path / "sys", share=tmp_path), client)
+        source = GpuSource(Roots(sys=tmp_path / "sys", share=tmp_path), client, [].append)
         client.gpus = (gpu(),)
         assert [one.bdf for one in source.read()[0]] == [BDF]
         client.gpus = ()
         assert [one.bdf for one in source.read()[0]] == ["0000:05:02.1"], "it sees none"
         client.gpus = None
         assert [one.bdf for one in source.read()[0]] == ["0000:05:02.1"], "it is away"
+
+
+def test_what_the_enforcer_says_is_shown_to_whom_it_concerns(tmp_path: Path) -> None:
+    shown: list[Snapshot] = []
+    with TellingClient(tmp_path / "none") as client:
+        source = GpuSource(Roots(sys=tmp_path), client, shown.append)
+        source.read()
+        assert shown == []
+        client.gpus = (gpu(),)
+        source.read()
+    assert [one.gpus for one in shown] == [(gpu(),)]
