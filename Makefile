@@ -14,7 +14,7 @@ BPF_ARCH ?= x86
 # Its headers, by the names of the distribution: the machine's own, or those to compile for another.
 BPF_TUPLE := $(if $(filter arm64,$(BPF_ARCH)),aarch64,x86_64)-linux-gnu
 
-PROTOS := enforcer/api/enforcer.proto $(wildcard deviceplugin/api/*.proto)
+PROTOS := $(wildcard enforcer/api/*.proto enforcer/imagestore/*.proto deviceplugin/api/*.proto)
 PROTO_PY := $(PROTOS:.proto=_pb2.py)
 BPF_OBJECTS := $(patsubst %.bpf.c,%.bpf.o,$(wildcard bpf/*.bpf.c))
 

@@ -59,10 +59,13 @@ def decide(
     devices: Sequence[Device],
     slices: Sequence[Slice],
     created: str,
+    *,
+    hooked: bool = False,
 ) -> Slice:
     """The slice of the container whose turn it is; ``created`` is RFC 3339.
 
-    ``slices`` are all that were given on this node, in the order they were. Raises RefusalError.
+    ``hooked``: the hook is there to be given. ``slices`` are all that were given on this node, in
+    the order they were. Raises RefusalError.
     """
     entry = turn.entry()
     if len(entry) != len(device_ids):
@@ -87,6 +90,7 @@ def decide(
         shares=shares,
         created=created,
         oversubscribe=not whole and any(device.scaling > 1 for device in chosen),
+        hook=hooked and not whole,
     )
     for device in chosen:
         _check_promises(turn, device, [*slices, result])
@@ -245,8 +249,8 @@ def promised_bytes(slices: Iterable[Slice], device: Device) -> int:
 def answer(item: Slice, devices: Sequence[Device], hook: Hook | None, run: Path) -> Answer:
     """What kubelet is to add to the container of a slice.
 
-    ``hook`` is None where it is not installed; below the host's ``run`` the enforcer keeps the
-    hook's files of each container. A GPU of the slice that is gone raises KeyError.
+    ``hook`` is None where it is not installed any more; below the host's ``run`` the enforcer keeps
+    the hook's files of each container. A GPU of the slice that is gone raises KeyError.
     """
     by_key = {device.key: device for device in devices}
     chosen = [by_key[share_key(share)] for share in item.shares]
@@ -264,7 +268,7 @@ def answer(item: Slice, devices: Sequence[Device], hook: Hook | None, run: Path)
     envs["HSA_CU_MASK"] = ";".join(masks)
     if item.oversubscribe:
         envs["HIP_OVERSUBSCRIBE"] = "true"
-    if hook is None:
+    if hook is None or not item.hook:
         return replace(given, envs=envs)
     envs |= hook.envs()
     return replace(given, envs=envs, mounts=_hook_mounts(item, hook.directory, run))

@@ -3,19 +3,23 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING
 
 from enforcer.api.client import EnforcerError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from deviceplugin.podresources import PodDevices
     from enforcer.api.client import Client
     from enforcer.model import Protection, Slice
 
 _PAUSE_SECONDS = 0.3
+_LEAST_SECONDS = 0.1
+
+_log = logging.getLogger(__name__)
 
 
 def slices_to_hold(slices: Sequence[Slice], device_ids: Sequence[str]) -> list[Slice]:
@@ -61,8 +65,10 @@ def mistaken(items: Sequence[Slice], holders: Sequence[tuple[str, str]]) -> str 
 class Holder:
     """Asks the enforcer, over its local API."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, image: Callable[[str, str], str]) -> None:
+        """``image`` names that of a container, by UID of the pod and name; "" is not known."""
         self._client = client
+        self._image = image
 
     def hold(self, items: Sequence[Slice], timeout: float) -> str | None:
         """None once every slice is held; else why one is not, after at most ``timeout`` seconds."""
@@ -79,7 +85,7 @@ class Holder:
             if left <= 0:
                 return "the enforcer was not asked in time"
             try:
-                return _missing(
+                why = _missing(
                     item, self._client.prepare(item.pod_uid, item.container, timeout=left)
                 )
             except EnforcerError as error:
@@ -88,6 +94,40 @@ class Holder:
                 if error.not_found or left < 2 * _PAUSE_SECONDS:
                     return str(error)
                 time.sleep(_PAUSE_SECONDS)
+            else:
+                return why and self._by_hook(item, why, deadline)
+
+    def _by_hook(self, item: Slice, why: str, deadline: float) -> str | None:
+        """None if the hook will hold a slice that the kernel does not; else why neither does.
+
+        It is enough only where the kernel has no layer at all, and then only in an image that loads
+        it: nothing tells later that a container went without.
+        """
+        try:
+            support = self._client.host_support(_left(deadline))
+            if support.gate.on or support.dmem.on:
+                return why
+            if not item.hook:
+                return f"{why}; it was given no hook, which was not installed"
+            image = self._image(item.pod_uid, item.container)
+            if not image:
+                return f"{why}; its image is not known, so the hook may not be loaded"
+            found = self._client.image_libc(
+                item.pod_uid, item.container, image, timeout=_left(deadline)
+            )
+        except EnforcerError as error:
+            return f"{why}; whether its image loads the hook is not known: {error}"
+        if not found.tool_loads:
+            return f"{why}; image {image} cannot load the hook: {'; '.join(found.notes)}"
+        _log.warning(
+            "pod %s/%s, container %s: %s; the hook alone holds it, in image %s with %s %s",
+            *(item.namespace, item.pod, item.container, why, image, found.libc, found.version),
+        )
+        return None
+
+
+def _left(deadline: float) -> float:
+    return max(_LEAST_SECONDS, deadline - time.monotonic())
 
 
 def _missing(item: Slice, answer: Sequence[tuple[Protection, bool]]) -> str | None:

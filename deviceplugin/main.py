@@ -153,7 +153,7 @@ def _work(arguments: argparse.Namespace, stopping: threading.Event, api: ApiServ
             hook=Hook(arguments.hook_dir, arguments.hip_log_level),
             run_dir=arguments.socket.parent,
         )
-        holder = Holder(client)
+        holder = Holder(client, cache.image)
         parts.append(release)
 
     groups = Groups(arguments.dev, lambda: offer.devices)

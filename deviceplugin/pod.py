@@ -29,6 +29,7 @@ class Claim:
     count: int
     """How many GPUs, the ``limits`` of the resource."""
     resource: str = RESOURCE
+    image: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +173,13 @@ def _claims(spec: Json) -> list[Claim]:
 def _claims_of(container: Json, kind: ContainerKind) -> list[Claim]:
     limits = (container.get("resources") or {}).get("limits") or {}
     claims = [
-        Claim(container["name"], kind, _count(str(quantity)), resource)
+        Claim(
+            container["name"],
+            kind,
+            _count(str(quantity)),
+            resource,
+            str(container.get("image") or ""),
+        )
         for resource, quantity in limits.items()
         if is_gpu_resource(resource)
     ]

@@ -74,6 +74,14 @@ class PodCache:
         with self._changed:
             return tuple(self._pods.values())
 
+    def image(self, pod_uid: str, container: str) -> str:
+        """The image of a container that asks for GPUs; "" where it is not known."""
+        for pod in self.pods():
+            for claim in pod.claims if pod.uid == pod_uid else ():
+                if claim.container == container:
+                    return claim.image
+        return ""
+
     def node(self) -> Node | None:
         """This node; None before it was listed."""
         with self._changed:

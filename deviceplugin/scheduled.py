@@ -101,7 +101,14 @@ class Scheduled:
             _log.info("pod %s/%s: kubelet asks again, same answer", item.namespace, item.pod)
             return item
         created = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        item = decide(turn, device_ids, self._offer.devices, self._checkpoint.slices, created)
+        item = decide(
+            turn,
+            device_ids,
+            self._offer.devices,
+            self._checkpoint.slices,
+            created,
+            hooked=self._hook.look() is not None,
+        )
         try:
             self._checkpoint.add(item, _left(deadline))
         except OSError as error:

@@ -26,7 +26,7 @@ from enforcer.host.apart import Apart
 from enforcer.host.lock import HeldError, hold, wait_to_hold
 from enforcer.host.nodes import test_device
 from enforcer.host.roots import Roots
-from enforcer.images import IMAGE, look_into
+from enforcer.images import IMAGE, LAYERS, look_into, look_into_layers
 from enforcer.loop import Enforcer
 from enforcer.model import Layer
 
@@ -125,7 +125,7 @@ def _run(options: argparse.Namespace, stop: threading.Event) -> int:
 def _apart() -> Apart | None:
     """Without it devices are not tested nor images looked into; all else is as it should be."""
     try:
-        return Apart({DEVICE: test_device, IMAGE: look_into})
+        return Apart({DEVICE: test_device, IMAGE: look_into, LAYERS: look_into_layers})
     except OSError as error:
         _log.warning("devices and images cannot be looked into: %s", error)
         return None

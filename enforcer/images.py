@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import resource
-from pathlib import Path
+import time
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from enforcer.host import procs, runtime
+from enforcer.host import overlay, procs, runtime
 from enforcer.model import ImageLibc
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 IMAGE = "image"
 """The kind of question that ``look_into`` answers."""
+LAYERS = "layers"
+"""The kind that ``look_into_layers`` does."""
 
 _MOST_BYTES = 512 << 20
 _MOST_KNOWN = 256
@@ -52,6 +55,24 @@ def look_into(root: str) -> str:
     )
 
 
+def look_into_layers(about: str) -> str:
+    """As ``look_into``, of an image that is mounted nowhere. For a process of its own.
+
+    ``about`` is JSON: ``proc``, the host's, and ``layers``, directories of the host.
+    """
+    # It is imported before the files are the host's.
+    from audit_hook import check  # noqa: F401, PLC0415
+
+    asked = json.loads(about)
+    layers = [PurePosixPath(layer) for layer in asked["layers"]]
+    try:
+        overlay.enter_mounts(Path(asked["proc"]))
+        root = overlay.mount_layers(layers)
+    except OSError as error:
+        return json.dumps({"error": f"{layers[0]} and what is below it: {error}"})
+    return look_into(str(root))
+
+
 class Images:
     """What was found in the images of the node's containers. Safe to use from many threads."""
 
@@ -70,11 +91,38 @@ class Images:
         key = record.digest or container.id
         known = self._known.get(key)
         if known is None:
-            known = self._look(self._root(container, cgroup, record.rootfs), seconds)
-            while len(self._known) >= _MOST_KNOWN:
-                self._known.pop(next(iter(self._known)), None)
-            self._known[key] = known
+            root = str(self._root(container, cgroup, record.rootfs))
+            known = self._keep(key, self._look(IMAGE, root, root, seconds))
         return known
+
+    def stored_libc(self, name: str, seconds: float) -> ImageLibc:
+        """The C library of an image that the runtime has, by a name as in a pod.
+
+        For a container that is not there yet. Raises ImageError.
+        """
+        # gRPC is what it costs, and only a node without a kernel layer asks.
+        from enforcer.imagestore.client import ImageStore, StoreError  # noqa: PLC0415
+
+        deadline = time.monotonic() + seconds
+        store = ImageStore(self._roots.host)
+        try:
+            image = store.find(name, seconds)
+            known = self._known.get(image.id)
+            if known is None:
+                with store.layers(image, deadline - time.monotonic()) as layers:
+                    about = {"proc": str(self._roots.proc), "layers": list(map(str, layers))}
+                    left = max(0.0, deadline - time.monotonic())
+                    known = self._look(LAYERS, json.dumps(about), name, left)
+                self._keep(image.id, known)
+        except StoreError as error:
+            raise ImageError(str(error)) from error
+        return known
+
+    def _keep(self, key: str, found: ImageLibc) -> ImageLibc:
+        while len(self._known) >= _MOST_KNOWN:
+            self._known.pop(next(iter(self._known)), None)
+        self._known[key] = found
+        return found
 
     def _root(self, container: Container, cgroup: Path, rootfs: Path | None) -> Path:
         """Where the runtime has it mounted, or as the container's own processes see it."""
@@ -88,12 +136,12 @@ class Images:
             )
         return self._roots.proc / str(min(pids)) / "root"
 
-    def _look(self, root: Path, seconds: float) -> ImageLibc:
+    def _look(self, kind: str, about: str, name: str, seconds: float) -> ImageLibc:
         if self._apart is None:
             raise ImageError("images cannot be looked into: no process for it")
-        (answer,) = self._apart.ask(IMAGE, [str(root)], seconds)
+        (answer,) = self._apart.ask(kind, [about], seconds)
         if answer.silent:
-            raise ImageError(f"{root}: {answer.text}")
+            raise ImageError(f"{name}: {answer.text}")
         found = json.loads(answer.text)
         if "error" in found:
             raise ImageError(found["error"])

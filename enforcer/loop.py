@@ -211,11 +211,17 @@ class Enforcer:
             raise NotFoundError(f"no GPU {', '.join(sorted(missing))} on this node")
         return self._devices.test(bdfs, wait)
 
-    def image_libc(self, pod_uid: str, container: str, wait: float) -> ImageLibc:
-        """What the C library of a container that is there means for the hook, as the local API.
+    def image_libc(self, pod_uid: str, container: str, image: str, wait: float) -> ImageLibc:
+        """What the C library of a container's image means for the hook, as the local API.
 
-        Raises NotFoundError for one that is not there, or whose files are not.
+        ``image`` is its name in the pod, where the container is not there yet. Raises NotFoundError
+        for a container or an image that is not there, or whose files are not.
         """
+        if image:
+            try:
+                return self._images.stored_libc(image, wait)
+            except ImageError as error:
+                raise NotFoundError(str(error)) from None
         passed = self._passed
         owners = passed.owners.values() if passed is not None else ()
         found = [

@@ -70,7 +70,7 @@ def build_wheel(
 def generated(source: Path) -> set[str]:
     """What a wheel must have that is in no commit, by the sources it is made from."""
     found = {"audit_hook/libringfence-audit.so", "audit_hook/libringfence-hsa.so"}
-    for proto in source.glob("*/api/*.proto"):
+    for proto in source.glob("*/*/*.proto"):
         name = proto.relative_to(source).with_suffix("")
         found |= {f"{name}_pb2.py", f"{name}_pb2_grpc.py"}
     for program in source.glob("bpf/*.bpf.c"):

@@ -81,9 +81,14 @@ class Client:
         answer = self._call(lambda: self._stub.TestDevices(request, timeout=timeout))
         return [DeviceTest(one.path, one.error) for one in answer.tests]
 
-    def image_libc(self, pod_uid: str, container: str, timeout: float) -> ImageLibc:
-        """What the C library of a container that is there means for the hook."""
-        request = pb.GetImageLibcRequest(pod_uid=pod_uid, container=container)
+    def image_libc(
+        self, pod_uid: str, container: str, image: str = "", *, timeout: float
+    ) -> ImageLibc:
+        """What the C library of a container's image means for the hook.
+
+        ``image``: its name in the pod, for a container that is not there yet.
+        """
+        request = pb.GetImageLibcRequest(pod_uid=pod_uid, container=container, image=image)
         answer = self._call(lambda: self._stub.GetImageLibc(request, timeout=timeout))
         return ImageLibc(
             answer.libc,

@@ -37,7 +37,7 @@ class Node(Protocol):
     def test_devices(self, bdfs: Sequence[str], wait: float) -> list[DeviceTest]:
         """As the API's TestDevices, in ``wait`` seconds. Raises NotFoundError."""
 
-    def image_libc(self, pod_uid: str, container: str, wait: float) -> ImageLibc:
+    def image_libc(self, pod_uid: str, container: str, image: str, wait: float) -> ImageLibc:
         """As the API's GetImageLibc, in ``wait`` seconds. Raises NotFoundError."""
 
 
@@ -118,7 +118,9 @@ class _Servicer(EnforcerServicer):
         self, request: pb.GetImageLibcRequest, context: grpc.ServicerContext
     ) -> pb.ImageLibc:
         try:
-            found = self._node.image_libc(request.pod_uid, request.container, _wait(context))
+            found = self._node.image_libc(
+                request.pod_uid, request.container, request.image, _wait(context)
+            )
         except NotFoundError as error:
             context.abort(grpc.StatusCode.NOT_FOUND, str(error))
         return pb.ImageLibc(

@@ -18,3 +18,5 @@ class Roots:
     cgroup: Path = Path("/sys/fs/cgroup")
     share: Path = Path("/usr/share")
     docker: Path = Path("/var/lib/docker/containers")
+    host: Path = Path("/proc/1/root")
+    """All of them as the host's first process sees them, and what is mounted by no name here."""

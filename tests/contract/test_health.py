@@ -80,7 +80,7 @@ class Enforcer:
         paths = ["/dev/kfd", *(f"/dev/dri/renderD{one.render}" for one in self.gpus)]
         return [DeviceTest(path, self.shut.get(path, "")) for path in paths]
 
-    def image_libc(self, pod_uid: str, container: str, wait: float) -> ImageLibc:
+    def image_libc(self, pod_uid: str, container: str, image: str, wait: float) -> ImageLibc:
         raise TimeoutError
 
 

@@ -47,7 +47,7 @@ class Enforcer:
     def test_devices(self, bdfs: Sequence[str], wait: float) -> list[DeviceTest]:
         return []
 
-    def image_libc(self, pod_uid: str, container: str, wait: float) -> ImageLibc:
+    def image_libc(self, pod_uid: str, container: str, image: str, wait: float) -> ImageLibc:
         raise TimeoutError
 
 

@@ -6,13 +6,14 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from enforcer.api.errors import NotFoundError
 from enforcer.api.server import Server
-from enforcer.model import Layer, LayerState, Protection
+from enforcer.model import HostSupport, ImageLibc, Layer, LayerState, Protection, Snapshot
 from tests.contract.conftest import eventually
 from tests.contract.peers import hami
 from tests.contract.peers.kubelet import StartError
@@ -20,7 +21,7 @@ from tests.contract.peers.kubelet import StartError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from enforcer.model import DeviceTest, ImageLibc, Snapshot
+    from enforcer.model import DeviceTest
     from tests.contract.conftest import Bench
 
 BDF = "0000:05:00.0"
@@ -35,6 +36,8 @@ class Enforcer:
         self.prepared: list[str] = []
         self.pods: set[str] | None = None
         """UIDs of those that have a cgroup; None: every one."""
+        self.images: dict[str, ImageLibc] = {}
+        """What the runtime has; with it nothing in the kernel holds a slice."""
 
     def prepare(self, pod_uid: str, container: str, wait: float) -> list[tuple[Protection, bool]]:
         if self.pods is not None and pod_uid not in self.pods:
@@ -43,13 +46,17 @@ class Enforcer:
         return [(Protection(f"kubepods/pod{pod_uid}", BDF, (self.layer,)), False)]
 
     def snapshot(self) -> Snapshot | None:
-        return None
+        dmem = LayerState(Layer.DMEM, "no region")
+        support = HostSupport(self.layer, dmem, "none")
+        return Snapshot(1.0, support, (), ()) if self.images else None
 
     def test_devices(self, bdfs: Sequence[str], wait: float) -> list[DeviceTest]:
         return []
 
-    def image_libc(self, pod_uid: str, container: str, wait: float) -> ImageLibc:
-        raise TimeoutError
+    def image_libc(self, pod_uid: str, container: str, image: str, wait: float) -> ImageLibc:
+        if image not in self.images:
+            raise NotFoundError(f"there is no image {image}")
+        return self.images[image]
 
 
 @contextmanager
@@ -87,6 +94,24 @@ def test_a_slice_that_nothing_holds_does_not_start_and_says_why(bench: Bench) ->
         pytest.raises(StartError, match=r"FAILED_PRECONDITION.*default/one.*gate off: no BTF"),
     ):
         bench.kubelet.start_container(uid, "app")
+
+
+def test_without_a_kernel_layer_the_image_decides_at_every_start(bench: Bench) -> None:
+    (bench.root / "hook").mkdir()
+    for name in ("libringfence-audit.so", "libringfence-hsa.so"):
+        (bench.root / "hook" / name).touch()
+    uid = admitted(bench)
+    musl = ImageLibc("musl", "", tool_loads=False, auditor_loads=False, notes=("musl",))
+    with enforcing(bench, LayerState(Layer.GATE, "no BTF")) as enforcer:
+        enforcer.images = {"rocm/dev": musl}
+        with pytest.raises(StartError, match="image rocm/dev cannot load the hook: musl"):
+            bench.kubelet.start_container(uid, "app")
+        enforcer.images = {"rocm/dev": replace(musl, libc="glibc", tool_loads=True)}
+        bench.kubelet.start_container(uid, "app")
+        enforcer.images = {"other": musl}
+        with pytest.raises(StartError, match="there is no image rocm/dev"):
+            bench.kubelet.start_container(uid, "app")
+    assert "the hook alone holds it, in image rocm/dev" in bench.log
 
 
 def test_fail_open_starts_it_and_logs_why(bench: Bench) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -287,7 +288,7 @@ def test_a_gpu_without_a_card_node_has_its_render_node() -> None:
 
 
 def test_the_hook_is_set_and_mounted_read_only_where_it_is_installed(tmp_path: Path) -> None:
-    given = answer(slice_of(), DEVICES, Hook(tmp_path), RUN)
+    given = answer(replace(slice_of(), hook=True), DEVICES, Hook(tmp_path), RUN)
     assert given.envs["LD_AUDIT"] == "/usr/local/ringfence/libringfence-audit.so"
     assert given.envs["HSA_TOOLS_LIB"] == "/usr/local/ringfence/libringfence-hsa.so"
     assert given.envs["GLIBC_TUNABLES"] == "glibc.rtld.optional_static_tls=4096"
@@ -301,9 +302,24 @@ def test_the_hook_is_set_and_mounted_read_only_where_it_is_installed(tmp_path: P
 
 
 def test_the_hooks_log_level_is_set_where_it_was_asked_for(tmp_path: Path) -> None:
-    assert answer(slice_of(), DEVICES, Hook(tmp_path, 3), RUN).envs["LIBHIP_LOG_LEVEL"] == "3"
-    assert "LIBHIP_LOG_LEVEL" not in answer(slice_of(), DEVICES, Hook(tmp_path), RUN).envs
-    assert "LIBHIP_LOG_LEVEL" not in answer(slice_of(), DEVICES, None, RUN).envs
+    item = replace(slice_of(), hook=True)
+    assert answer(item, DEVICES, Hook(tmp_path, 3), RUN).envs["LIBHIP_LOG_LEVEL"] == "3"
+    assert "LIBHIP_LOG_LEVEL" not in answer(item, DEVICES, Hook(tmp_path), RUN).envs
+    assert "LIBHIP_LOG_LEVEL" not in answer(item, DEVICES, None, RUN).envs
+
+
+def test_a_slice_given_without_the_hook_does_not_get_it_later(tmp_path: Path) -> None:
+    assert answer(slice_of(), DEVICES, Hook(tmp_path), RUN) == answer(
+        slice_of(), DEVICES, None, RUN
+    )
+
+
+def test_a_slice_records_that_it_was_given_the_hook_and_a_whole_gpu_was_not() -> None:
+    for share, given in (("4096,76", True), ("196288,304", False)):
+        (turn,) = turns([pod(f"{ID},T,{share}:;")], NODE, ())
+        ids = [f"{BDF}#0"]
+        assert decide(turn, ids, DEVICES, (), CREATED, hooked=True).hook is given
+        assert not decide(turn, ids, DEVICES, (), CREATED, hooked=False).hook
 
 
 def test_a_vanished_gpu_has_no_answer() -> None:

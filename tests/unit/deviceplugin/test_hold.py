@@ -12,7 +12,18 @@ from deviceplugin.hold import Holder, holders_of, mistaken, slices_to_hold
 from enforcer.api.client import Client
 from enforcer.api.errors import NotFoundError
 from enforcer.api.server import Server
-from enforcer.model import MIB, ContainerKind, Layer, LayerState, Protection, Share
+from enforcer.model import (
+    MIB,
+    ContainerKind,
+    HostSupport,
+    ImageLibc,
+    Layer,
+    LayerState,
+    Protection,
+    Share,
+    Slice,
+    Snapshot,
+)
 
 from .given import BDF, OTHER, slice_of
 
@@ -21,8 +32,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from deviceplugin.podresources import PodDevices
-    from enforcer.model import Snapshot
 
+NO_LAYER = HostSupport(
+    LayerState(Layer.GATE, "gate not loaded"), LayerState(Layer.DMEM, "no region"), "none"
+)
+GLIBC = ImageLibc("glibc", "2.36", tool_loads=True, auditor_loads=True)
+MUSL = ImageLibc("musl", "", tool_loads=False, auditor_loads=False, notes=("musl: no auditor",))
 ON = LayerState(Layer.GATE)
 OFF = LayerState(Layer.DMEM, "no dmem region for this GPU")
 
@@ -37,6 +52,9 @@ class Enforcer:
     def __init__(self) -> None:
         self.answer: list[tuple[Protection, bool]] | None = None
         self.asked: list[tuple[str, str]] = []
+        self.support: HostSupport | None = None
+        self.libc: ImageLibc | None = None
+        self.images: list[tuple[str, str, str]] = []
 
     def prepare(self, pod_uid: str, container: str, wait: float) -> list[tuple[Protection, bool]]:
         self.asked.append((pod_uid, container))
@@ -45,7 +63,13 @@ class Enforcer:
         return self.answer
 
     def snapshot(self) -> Snapshot | None:
-        return None
+        return None if self.support is None else Snapshot(1.0, self.support, (), ())
+
+    def image_libc(self, pod_uid: str, container: str, image: str, wait: float) -> ImageLibc:
+        self.images.append((pod_uid, container, image))
+        if self.libc is None:
+            raise NotFoundError(f"there is no image {image}")
+        return self.libc
 
 
 @pytest.fixture
@@ -60,7 +84,7 @@ def enforcer(tmp_path: Path) -> Iterator[Enforcer]:
 @pytest.fixture
 def holder(tmp_path: Path) -> Iterator[Holder]:
     with Client(tmp_path / "enforcer.sock") as client:
-        yield Holder(client)
+        yield Holder(client, lambda *_: "debian:12")
 
 
 def test_a_slice_is_held_by_any_layer_the_tenant_cannot_reach(
@@ -163,3 +187,68 @@ def test_a_slice_is_not_held_for_another_pod() -> None:
     why = mistaken([slice_of(device_ids=IDS)], holders)
     assert why is not None
     assert why.startswith("kubelet starts pod other/thief with the devices that were given for pod")
+
+
+def hooked(name: str = "app") -> Slice:
+    return replace(slice_of(name), hook=True)
+
+
+@pytest.fixture
+def bare(enforcer: Enforcer) -> Enforcer:
+    """An enforcer on a kernel that can hold nothing."""
+    enforcer.answer = [protection(BDF, OFF)]
+    enforcer.support = NO_LAYER
+    return enforcer
+
+
+def test_without_a_kernel_layer_an_image_that_loads_the_hook_starts(
+    bare: Enforcer, holder: Holder, caplog: pytest.LogCaptureFixture
+) -> None:
+    bare.libc = GLIBC
+    assert holder.hold([hooked()], 5) is None
+    assert bare.images == [("uid-pod", "app", "debian:12")]
+    assert "the hook alone holds it, in image debian:12 with glibc 2.36" in caplog.text
+
+
+def test_without_a_kernel_layer_an_image_that_cannot_load_the_hook_does_not_start(
+    bare: Enforcer, holder: Holder
+) -> None:
+    bare.libc = MUSL
+    why = holder.hold([hooked()], 5) or ""
+    assert "nothing holds its limit" in why
+    assert "image debian:12 cannot load the hook: musl: no auditor" in why
+
+
+def test_an_image_nothing_is_known_of_does_not_start(bare: Enforcer, holder: Holder) -> None:
+    assert "not known: enforcer at" in (why := holder.hold([hooked()], 5) or "")
+    assert "there is no image debian:12" in why
+
+
+def test_a_container_must_have_been_given_the_hook_and_have_an_image(
+    bare: Enforcer, holder: Holder, tmp_path: Path
+) -> None:
+    bare.libc = GLIBC
+    assert "it was given no hook" in (holder.hold([slice_of()], 5) or "")
+    with Client(tmp_path / "enforcer.sock") as client:
+        nameless = Holder(client, lambda *_: "")
+        assert "its image is not known" in (nameless.hold([hooked()], 5) or "")
+    assert bare.images == []
+
+
+@pytest.mark.parametrize("layer", ["gate", "dmem"])
+def test_where_the_kernel_has_a_layer_the_hook_makes_up_for_none(
+    bare: Enforcer, holder: Holder, layer: str
+) -> None:
+    bare.support = replace(NO_LAYER, **{layer: LayerState(Layer(layer))})
+    bare.libc = GLIBC
+    assert "nothing holds its limit" in (holder.hold([hooked()], 5) or "")
+    assert bare.images == []
+
+
+def test_every_container_needs_an_image_that_loads_the_hook(bare: Enforcer, tmp_path: Path) -> None:
+    names = {"app": "debian:12", "side": ""}
+    bare.libc = GLIBC
+    with Client(tmp_path / "enforcer.sock") as client:
+        holder = Holder(client, lambda _, container: names[container])
+        why = holder.hold([hooked("app"), hooked("side")], 5) or ""
+    assert why.startswith("pod default/pod, container side: ")

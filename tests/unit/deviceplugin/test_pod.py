@@ -36,7 +36,7 @@ def test_claims_come_in_the_order_of_kubelets_admission() -> None:
             ],
             containers=[
                 container("cpu", {"cpu": "1"}),
-                container("app", {RESOURCE: 4}),
+                container("app", {RESOURCE: 4}, image="debian:12"),
                 container("part", {"amd.com/cpx_nps4": "1", "amd.com/gpumem": "9"}),
             ],
         )
@@ -44,7 +44,7 @@ def test_claims_come_in_the_order_of_kubelets_admission() -> None:
     assert parsed.claims == (
         Claim("init", ContainerKind.INIT, 1),
         Claim("side", ContainerKind.SIDECAR, 2),
-        Claim("app", ContainerKind.APP, 4),
+        Claim("app", ContainerKind.APP, 4, image="debian:12"),
         Claim("part", ContainerKind.APP, 1, "amd.com/cpx_nps4"),
     )
     assert parsed.title == "default/pod"

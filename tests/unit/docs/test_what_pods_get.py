@@ -19,7 +19,7 @@ PAGE = (Path(__file__).resolve().parents[3] / "docs/what-pods-get.md").read_text
 
 
 def test_every_variable_of_an_answer_is_on_the_page() -> None:
-    item = replace(slice_of(), oversubscribe=True)
+    item = replace(slice_of(), oversubscribe=True, hook=True)
     envs = answer(item, DEVICES, Hook(Path("/hook"), 3), Path("/run")).envs
     assert len(envs) >= 10
     for name in envs:

@@ -10,8 +10,10 @@ import pytest
 
 from enforcer.host.apart import Answer
 from enforcer.host.roots import Roots
-from enforcer.images import IMAGE, ImageError, Images, look_into
+from enforcer.images import IMAGE, LAYERS, ImageError, Images, look_into
+from enforcer.imagestore import snapshots_pb2
 from enforcer.model import Container, ImageLibc, PodCgroup
+from tests.unit.enforcer.imagestore.runtime import containerd, serving
 
 ID, OTHER = "a" * 64, "b" * 64
 DIGEST = "0123456789abcdef" * 4
@@ -27,8 +29,12 @@ class Here:
         self._answer = answer
 
     def ask(self, kind: str, about: list[str], _: float) -> list[Answer]:
-        assert kind == IMAGE
         self.asked += about
+        if kind == LAYERS:
+            # Of one layer, which needs no mount.
+            about = [json.loads(one)["layers"][0] for one in about]
+        else:
+            assert kind == IMAGE
         return [self._answer or Answer(_look(one)) for one in about]
 
 
@@ -127,6 +133,33 @@ def test_without_a_process_for_it_nothing_is_looked_into(roots: Roots, tmp_path:
     write_image(write_bundle(roots.run, ID, "x") / "rootfs")
     with pytest.raises(ImageError, match="no process for it"):
         Images(roots, None).libc(container(), tmp_path, 5)
+
+
+def test_an_image_no_container_is_made_of_is_looked_into_once(tmp_path: Path) -> None:
+    roots = Roots(host=tmp_path)
+    snapshot = tmp_path / "snapshots/7/fs"
+    write_image(snapshot)
+    runtime = containerd(snapshots_pb2.Mount(type="bind", source=str(snapshot)))
+    here = Here()
+    images = Images(roots, here)  # type: ignore[arg-type]
+    with serving(runtime, tmp_path / "run/containerd/containerd.sock"):
+        assert images.stored_libc("debian:12", 10) == GLIBC
+        assert images.stored_libc("debian:12", 10) == GLIBC
+        with pytest.raises(ImageError, match="there is no image alpine:3"):
+            images.stored_libc("alpine:3", 10)
+    assert [json.loads(one) for one in here.asked] == [{"proc": "/proc", "layers": [str(snapshot)]}]
+    assert (runtime.viewed, runtime.views) == (1, {})
+
+
+def test_an_image_that_hangs_is_told_by_its_name(tmp_path: Path) -> None:
+    runtime = containerd(snapshots_pb2.Mount(type="bind", source="/nowhere"))
+    here = Here(Answer("does not answer within 5.0 s", silent=True))
+    with (
+        serving(runtime, tmp_path / "run/containerd/containerd.sock"),
+        pytest.raises(ImageError, match=r"debian:12: does not answer within 5\.0 s"),
+    ):
+        Images(Roots(host=tmp_path), here).stored_libc("debian:12", 10)  # type: ignore[arg-type]
+    assert runtime.views == {}
 
 
 def test_a_libc_larger_than_memory_is_no_danger(tmp_path: Path) -> None:

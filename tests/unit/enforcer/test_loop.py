@@ -374,7 +374,7 @@ def test_a_reset_whose_end_was_missed_is_over_when_kfd_opens(
 def test_an_image_is_looked_into_only_if_its_container_is_there(enforcer: Enforcer) -> None:
     enforcer.run_pass()
     with pytest.raises(NotFoundError, match=f"no container 'train' of pod {UID}"):
-        enforcer.image_libc(UID, "train", 1)
+        enforcer.image_libc(UID, "train", "", 1)
 
 
 def test_a_container_that_comes_wakes_the_loop(

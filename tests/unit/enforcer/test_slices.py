@@ -55,6 +55,7 @@ SLICES = st.builds(
     shares=st.lists(SHARES, min_size=1, max_size=3).map(tuple),
     created=st.sampled_from(["2026-11-29T13:00:00Z", "2026-11-29T13:00:00.25+00:00"]),
     oversubscribe=st.booleans(),
+    hook=st.booleans(),
 )
 
 
@@ -106,6 +107,7 @@ def test_any_json_is_a_checkpoint_or_an_error(document: object) -> None:
             "shares[0].partition",
         ),
         ("oversubscribe", "yes", "oversubscribe"),
+        ("hook", 1, "hook"),
         ("created", "yesterday", "created"),
     ],
 )

@@ -25,7 +25,7 @@ def test_a_container_with_a_static_program_alone_loads_no_hook(
     one = tenant(pods, enforcer, gpu, 64)
     with Client(_SOCKET) as client:
         client.prepare(one.pod.uid, "main", 30)  # so that a pass has seen it
-        found = client.image_libc(one.pod.uid, "main", 30)
+        found = client.image_libc(one.pod.uid, "main", timeout=30)
         assert (found.libc, found.tool_loads, found.auditor_loads) == ("none", False, False)
         with pytest.raises(EnforcerError, match="no container 'other'"):
-            client.image_libc(one.pod.uid, "other", 30)
+            client.image_libc(one.pod.uid, "other", timeout=30)

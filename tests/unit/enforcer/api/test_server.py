@@ -4,6 +4,7 @@
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -51,7 +52,9 @@ class Node:
             raise NotFoundError("no GPU 0000:99:00.0 on this node")
         return [DeviceTest("/dev/kfd"), DeviceTest("/dev/dri/renderD128", f"in {wait:.0f} s")]
 
-    def image_libc(self, pod_uid: str, container: str, wait: float) -> ImageLibc:
+    def image_libc(self, pod_uid: str, container: str, image: str, wait: float) -> ImageLibc:
+        if image:
+            return replace(MUSL, notes=(image,))
         if container != "train":
             raise NotFoundError(f"no container {container!r} of pod {pod_uid} is there")
         return MUSL
@@ -102,10 +105,16 @@ def test_devices_are_tested_within_the_callers_deadline(client: Client) -> None:
 
 @pytest.mark.usefixtures("node")
 def test_an_images_libc_is_told_of_a_container_that_is_there(client: Client) -> None:
-    assert client.image_libc("uid", "train", 5) == MUSL
+    assert client.image_libc("uid", "train", timeout=5) == MUSL
     with pytest.raises(EnforcerError, match="no container 'infer' of pod uid") as caught:
-        client.image_libc("uid", "infer", 5)
+        client.image_libc("uid", "infer", timeout=5)
     assert caught.value.not_found
+
+
+@pytest.mark.usefixtures("node")
+def test_an_images_libc_is_told_by_its_name_in_the_pod(client: Client) -> None:
+    found = client.image_libc("uid", "infer", "alpine:3", timeout=5)
+    assert found == replace(MUSL, notes=("alpine:3",))
 
 
 def test_what_does_not_exist_is_told_apart(node: Node, client: Client) -> None:

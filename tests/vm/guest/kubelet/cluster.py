@@ -158,12 +158,18 @@ class Cluster:
         self.runtime = Runtime(programs, root, logs)
         self.kubelet = Kubelet(programs, NODE, self.api.kubeconfig, self.manifests, logs)
         self.enforcer = Enforcer(state, logs, interval=1.0)
+        self.bare_enforcer = Enforcer(
+            state, logs, layers="gate", interval=1.0, more=["--bpf-objects=/none"]
+        )
+        """As on a kernel that can hold nothing."""
+        self.hook = root / "hook"
+        """Where the plugin looks for it; it is not installed."""
         self.plugin = Daemon(
             "device-plugin",
             [
                 f"--node-name={NODE}",
                 f"--state-dir={state}",
-                f"--hook-dir={root / 'no-hook'}",
+                f"--hook-dir={self.hook}",
                 f"--kubeconfig={self.api.kubeconfig}",
             ],
             logs,
@@ -182,7 +188,8 @@ class Cluster:
         # kubelet and the runtime hand mounts on to containers.
         subprocess.run(["mount", "--make-rshared", "/"], check=True)
         self._open.callback(self.enforcer.unload)
-        for one in (self.runtime, self.kubelet, self.enforcer, self.plugin):
+        daemons = self.enforcer, self.bare_enforcer, self.plugin
+        for one in (self.runtime, self.kubelet, *daemons):
             self._open.callback(_end, one)
         self._open.callback(self.api.close)
         # One after the other: all that starts at once takes longer than each is given.
@@ -296,6 +303,21 @@ class Cluster:
             return None
 
         return eventually(f"container {title}/{name}", found)
+
+    def start_refused(self, name: str, why: str) -> None:
+        """Return once kubelet was told so instead of starting a pod's only container."""
+
+        def told() -> bool:
+            now = self.api.pod(name)
+            assert now is not None, f"pod {name} is gone"
+            for status in now["status"].get("containerStatuses", []):
+                assert "running" not in status["state"], status
+                waiting = status["state"].get("waiting", {})
+                if waiting.get("reason") == "CreateContainerConfigError":
+                    return why in waiting["message"]
+            return False
+
+        eventually(f"the refusal of pod {name}: {why}", told)
 
     def annotations(self, name: str) -> dict[str, str]:
         """A pod's annotations."""

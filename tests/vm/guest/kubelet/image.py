@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A container image made here, for sandboxes and containers: no registry is asked."""
+"""Container images made here, for sandboxes and containers: no registry is asked."""
 
 from __future__ import annotations
 
@@ -11,52 +11,73 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 NAME = "localhost/testbed:local"
+GLIBC = "localhost/testbed:glibc"
+"""The same, and this machine's glibc in a layer of its own."""
 
 _BUSYBOX = Path("/bin/busybox")
 _APPLETS = ("cat", "env", "sh", "sleep", "true")
 _FOLDERS = ("bin", "dev", "etc", "proc", "run", "sys", "tmp")
+_LIBC = Path("/lib/x86_64-linux-gnu/libc.so.6")
 
 
-def write_image(path: Path, programs: Iterable[Path]) -> None:
-    """Write an archive as ``docker save`` does: busybox, and these static programs in /bin."""
-    layer = _layer(programs)
-    config = json.dumps(
+def write_images(path: Path, programs: Iterable[Path]) -> None:
+    """Write an archive of both as ``docker save`` does: busybox, and static programs in /bin."""
+    base = _layer((*_FOLDERS, *_links()), {f"bin/{one.name}": one for one in (_BUSYBOX, *programs)})
+    libc = _layer((("lib", "usr/lib"),), {f"usr{_LIBC}": _LIBC})
+    manifest = []
+    with tarfile.open(path, "w") as archive:
+        for layer in (base, libc):
+            _add(archive, f"{_digest(layer)}/layer.tar", layer)
+        for name, layers in ((NAME, [base]), (GLIBC, [base, libc])):
+            config = _config(layers)
+            _add(archive, f"{_digest(config)}.json", config)
+            manifest.append(
+                {
+                    "Config": f"{_digest(config)}.json",
+                    "RepoTags": [name],
+                    "Layers": [f"{_digest(layer)}/layer.tar" for layer in layers],
+                }
+            )
+        _add(archive, "manifest.json", json.dumps(manifest).encode())
+
+
+def _config(layers: Iterable[bytes]) -> bytes:
+    return json.dumps(
         {
             "architecture": "amd64",
             "os": "linux",
             # What a sandbox runs; containers of tests bring a command of their own.
             "config": {"Cmd": ["/bin/sleep", "2147483647"], "Env": ["PATH=/bin"]},
-            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{_digest(layer)}"]},
+            "rootfs": {
+                "type": "layers",
+                "diff_ids": [f"sha256:{_digest(layer)}" for layer in layers],
+            },
             "history": [{"created": "2026-01-01T00:00:00Z"}],
         }
     ).encode()
-    names = f"{_digest(config)}.json", f"{_digest(layer)}/layer.tar"
-    manifest = json.dumps([{"Config": names[0], "RepoTags": [NAME], "Layers": [names[1]]}])
-    with tarfile.open(path, "w") as archive:
-        for name, data in (
-            (names[0], config),
-            (names[1], layer),
-            ("manifest.json", manifest.encode()),
-        ):
-            _add(archive, name, data)
 
 
-def _layer(programs: Iterable[Path]) -> bytes:
+def _links() -> list[tuple[str, str]]:
+    return [(f"bin/{applet}", _BUSYBOX.name) for applet in _APPLETS]
+
+
+def _layer(entries: Iterable[str | tuple[str, str]], files: Mapping[str, Path]) -> bytes:
+    """``entries`` are folders, and links with their targets."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as layer:
-        for folder in _FOLDERS:
-            entry = tarfile.TarInfo(folder)
-            entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+        for one in entries:
+            if isinstance(one, str):
+                entry = tarfile.TarInfo(one)
+                entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+            else:
+                entry = tarfile.TarInfo(one[0])
+                entry.type, entry.linkname = tarfile.SYMTYPE, one[1]
             layer.addfile(entry)
-        for program in (_BUSYBOX, *programs):
-            _add(layer, f"bin/{program.name}", program.read_bytes())
-        for applet in _APPLETS:
-            entry = tarfile.TarInfo(f"bin/{applet}")
-            entry.type, entry.linkname = tarfile.SYMTYPE, _BUSYBOX.name
-            layer.addfile(entry)
+        for name, program in files.items():
+            _add(layer, name, program.read_bytes())
     return buffer.getvalue()
 
 

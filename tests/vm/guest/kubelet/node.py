@@ -41,7 +41,7 @@ def set_up_network() -> None:
 
 
 class Runtime(GoProgram):
-    """containerd, with the image of the tests."""
+    """containerd, with the images of the tests."""
 
     def __init__(self, programs: Path, root: Path, logs: Path) -> None:
         self._programs = programs
@@ -51,15 +51,24 @@ class Runtime(GoProgram):
         super().__init__(programs, "containerd", [f"--config={config}"], logs)
 
     def wait_ready(self, contents: Iterable[Path]) -> None:
-        """Return once it has an image with these programs."""
+        """Return once it has the images with these programs."""
         archive = self._root / "image.tar"
-        image.write_image(archive, contents)
+        image.write_images(archive, contents)
         wait_for("containerd", self._serves, _START_SECONDS)
-        subprocess.run(
-            [self._programs / "ctr", "--namespace=k8s.io", "images", "import", archive],
+        self._ask("images", "import", str(archive))
+
+    def snapshots(self) -> list[str]:
+        """The names of all there are: of layers, containers and views."""
+        lines = self._ask("snapshots", "list").splitlines()
+        return [line.split()[0] for line in lines[1:]]
+
+    def _ask(self, *words: str) -> str:
+        return subprocess.run(
+            [self._programs / "ctr", "--namespace=k8s.io", *words],
             check=True,
             capture_output=True,
-        )
+            text=True,
+        ).stdout
 
     def _serves(self) -> bool:
         assert self.alive(), f"containerd ended:\n{self.log.read_text()[-4000:]}"

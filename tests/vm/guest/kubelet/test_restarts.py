@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a killed container, kubelet or enforcer changes for pods of a real kubelet."""
+"""What a killed container, kubelet, plugin or enforcer changes for pods of a real kubelet."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from enforcer.model import MIB
 from tests.vm.guest.kubelet.cluster import Talk, eventually, is_held, leaves_nothing
+from tests.vm.guest.services import ledger
 
 if TYPE_CHECKING:
     from enforcer.model import Gpu
@@ -70,3 +71,28 @@ def test_a_killed_kubelet_finds_plugin_and_pods_again(cluster: Cluster, gpu: Gpu
         is_held(one, gpu, 96 * MIB)
         assert client.refused(f"kfd-alloc {gpu.kfd_id} 4096") == "ENOMEM"
     leaves_nothing(cluster, one, gpu)
+
+
+def test_a_killed_plugin_changes_nothing_for_pods_and_releases_what_went(
+    cluster: Cluster, gpu: Gpu
+) -> None:
+    pods, masks = {}, {}
+    for name in ("stays", "goes"):
+        pods[name] = cluster.running(cluster.admitted(name, cluster.share(0, 64, 16)))
+        masks[name] = pods[name].environment()["HSA_CU_MASK"]
+    cluster.plugin.kill()
+    eventually("no GPU to give without a plugin", lambda: cluster.allocatable() == 0)
+    cluster.end("goes")
+    is_held(pods["stays"], gpu, 64 * MIB)
+    assert {one.pod for one in cluster.slices()} == {"stays", "goes"}
+    cluster.plugin.spawn()
+    cluster.wait_offered()
+    eventually(
+        "the slice of the pod that went released",
+        lambda: {one.pod for one in cluster.slices()} == {"stays"},
+    )
+    later = cluster.running(cluster.admitted("later", cluster.share(0, 32, 16)))
+    assert later.environment()["HSA_CU_MASK"] == masks["goes"] != masks["stays"]
+    assert ledger(later.pod_cgroup_id, gpu.bdf).empty
+    is_held(later, gpu, 32 * MIB)
+    is_held(pods["stays"], gpu, 64 * MIB)

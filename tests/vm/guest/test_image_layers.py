@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layers of an image that is mounted nowhere, seen as one tree by a process apart."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from enforcer.host.apart import Apart
+from enforcer.images import LAYERS, look_into_layers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+BANNER = b"GNU C Library (Debian GLIBC 2.36-9) stable release version 2.36."
+
+
+@pytest.fixture(scope="module")
+def apart() -> Iterator[Apart]:
+    one = Apart({LAYERS: look_into_layers})
+    yield one
+    one.close()
+
+
+def look(apart: Apart, layers: Sequence[Path]) -> dict[str, object]:
+    about = json.dumps({"proc": "/proc", "layers": [str(layer) for layer in layers]})
+    (answer,) = apart.ask(LAYERS, [about], 60)
+    assert not answer.silent, answer
+    found: dict[str, object] = json.loads(answer.text)
+    return found
+
+
+def layer(root: Path, name: str) -> Path:
+    found = root / name / "fs"
+    (found / "lib").mkdir(parents=True)
+    return found
+
+
+def libc(root: Path, name: str) -> Path:
+    found = layer(root, name)
+    (found / "lib/libc.so.6").write_bytes(BANNER)
+    return found
+
+
+def musl(root: Path, name: str) -> Path:
+    found = layer(root, name)
+    (found / "lib/ld-musl-x86_64.so.1").write_bytes(b"musl")
+    return found
+
+
+def test_what_an_upper_layer_hides_is_not_there(apart: Apart, tmp_path: Path) -> None:
+    upper = musl(tmp_path, "2")
+    below = libc(tmp_path, "1")
+    assert look(apart, [upper, below])["libc"] == "glibc"
+    os.mknod(upper / "lib/libc.so.6", stat.S_IFCHR, os.makedev(0, 0))
+    assert look(apart, [upper, below])["libc"] == "musl"
+
+
+def test_one_layer_is_looked_into_where_it_is(apart: Apart, tmp_path: Path) -> None:
+    assert look(apart, [libc(tmp_path, "1")])["version"] == "2.36"
+
+
+def test_as_many_layers_as_an_image_may_have(apart: Apart, tmp_path: Path) -> None:
+    layers = [layer(tmp_path, f"{number}") for number in range(126)]
+    assert look(apart, [*layers, libc(tmp_path, "libc")])["libc"] == "glibc"
+
+
+def test_a_layer_that_is_gone_is_told(apart: Apart, tmp_path: Path) -> None:
+    found = look(apart, [libc(tmp_path, "1"), tmp_path / "gone"])
+    assert "No such file" in str(found["error"])
+
+
+def test_a_link_leads_to_the_image_s_own_files(apart: Apart, tmp_path: Path) -> None:
+    below = layer(tmp_path, "1")
+    (below / "lib").rmdir()
+    (below / "lib").symlink_to("/usr/lib")
+    (below / "usr").mkdir()
+    upper = tmp_path / "2/fs"
+    (upper / "usr/lib").mkdir(parents=True)
+    (upper / "usr/lib/ld-musl-x86_64.so.1").write_bytes(b"musl")
+    assert look(apart, [upper, below])["libc"] == "musl"
+
+
+def test_nothing_stays_mounted(apart: Apart, tmp_path: Path) -> None:
+    before = Path("/proc/self/mountinfo").read_text()
+    look(apart, [musl(tmp_path, "2"), libc(tmp_path, "1")])
+    assert Path("/proc/self/mountinfo").read_text() == before
