@@ -17,23 +17,27 @@ if TYPE_CHECKING:
 
 VARIABLE = "RINGFENCE_PROMETHEUS"
 """Names the directory of the programs where they cannot be prepared: in the virtual node."""
-_RECIPE = "1"
-_PACKAGE = "prometheus"
+_RECIPE = "2"
+_PROGRAMS = ("prometheus", "promtool")
 
 
 def prepare(cache: Cache, report: Report) -> Path:
     """The directory with both programs, downloaded unless they are there. Raises StepError."""
 
     def make(into: Path, step: Step) -> None:
-        step.say(f"downloading {_PACKAGE}")
-        step.run(["apt-get", "download", _PACKAGE], cwd=into)
-        for file in into.glob("*.deb"):
-            apt.unpack(file, into, step)
-            file.unlink()
+        for name in _PROGRAMS:
+            # Since Debian 13 the second has a package of its own, of its name.
+            if (into / "usr/bin" / name).exists():
+                continue
+            step.say(f"downloading {name}")
+            step.run(["apt-get", "download", name], cwd=into)
+            for file in into.glob("*.deb"):
+                apt.unpack(file, into, step)
+                file.unlink()
 
     release = apt.parse_os_release(Path("/etc/os-release").read_text())
     key = digest(_RECIPE, release.id, release.codename)
-    return cache.ensure(_PACKAGE, "programs", key, report, make) / "usr/bin"
+    return cache.ensure("prometheus", "programs", key, report, make) / "usr/bin"
 
 
 def program(name: str, environment: Mapping[str, str] = os.environ) -> Path:
