@@ -7,19 +7,19 @@ A BCC program for people on a node. It costs a probe or two for each charge whil
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import errno
 import sys
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TextIO
 
 from bpf.libbpf import BpfError
+from bpf.tools.manual import CGROUP, CLOCK, GPU, PID, manual
 from bpf.tools.probes import compiled, follow, import_bcc, placed, run
-from bpf.tools.scope import CGROUP_ROOT, Cgroups, add_filters, container_of, size_text, wanted
+from bpf.tools.scope import CGROUP_ROOT, Cgroups, container_of, size_text
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
 _OFFSETS: Final = (
@@ -73,14 +73,22 @@ def line(event: Event, clock: str) -> str:
 HEADER: Final = f"{'TIME':8} {'PID':>7} {'COMM':15} {'CONTAINER':14} {'GPU':12} {'SIZE':>9} RESULT"
 
 
+_UNSEEN: Final = (
+    "charges that moved no counter: buffers older than the controller in their cgroup, and evicted "
+    "HIP buffers brought back, which are charged to the root cgroup and shown there."
+)
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(
-        prog="dmemsnoop",
-        description="Print each charge (+) of the dmem controller, what is given back (-), and "
-        "what it refuses: EAGAIN, upon which the driver evicts, or fails.",
+    made = manual(
+        "dmemsnoop",
+        "Print each charge (+) of the dmem controller, what is given back (-), and what it "
+        "refuses: EAGAIN, upon which the driver evicts, or fails.",
+        "--failed",
+        [HEADER, line(Event(PID, "vkcube", CGROUP, GPU, 64 << 20, "EAGAIN"), CLOCK)],
+        _UNSEEN,
     )
-    add_filters(made)
     made.add_argument("--failed", action="store_true", help="refused charges only")
     return made
 
@@ -118,13 +126,11 @@ def _trace(options: argparse.Namespace, out: TextIO) -> None:
     placed(place)
     cgroups = Cgroups(CGROUP_ROOT)
 
-    def take(data: int) -> str | None:
+    def read(data: int) -> Event | None:
         event = _event(_Charge.from_address(data), cgroups)
-        if (options.failed and event.result == "ok") or not wanted(event, options):
-            return None
-        return line(event, time.strftime("%H:%M:%S"))
+        return event if event.result != "ok" or not options.failed else None
 
-    follow(probe, options, take, HEADER, out)
+    follow(probe, options, read, line, HEADER, out)
 
 
 def _event(charge: _Charge, cgroups: Cgroups) -> Event:

@@ -7,20 +7,20 @@ of probes; about 130 MB for the compiler. It holds nothing.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import errno
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
 from bpf.tools import gpus
+from bpf.tools.manual import CGROUP, CLOCK, GPU, PID, manual
 from bpf.tools.probes import compiled, follow, import_bcc, placed, run
-from bpf.tools.scope import CGROUP_ROOT, Cgroups, add_filters, container_of, size_text, wanted
+from bpf.tools.scope import CGROUP_ROOT, Cgroups, container_of, size_text
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Mapping, Sequence
 
 _SYS: Final = Path("/sys")
@@ -83,15 +83,23 @@ HEADER: Final = (
 )
 
 
+_UNSEEN: Final = (
+    "what dmem refuses (dmemsnoop does), what the driver itself refuses, processes killed for "
+    "switched arguments, and the GPU of a `kfd-svm`."
+)
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(
-        prog="gatesnoop",
-        description="Print GPU calls that the gate (ENOMEM), or another security module, refuses. "
-        "Why, `ringfence explain` tells.",
+    example = Event(PID, "python3", CGROUP, GPU, "kfd-alloc", 4 << 30, "ENOMEM")
+    return manual(
+        "gatesnoop",
+        "Print GPU calls that the gate (ENOMEM), or another security module, refuses. Why, "
+        "`ringfence explain` tells.",
+        "",
+        [HEADER, line(example, CLOCK)],
+        _UNSEEN,
     )
-    add_filters(made)
-    return made
 
 
 def main(argv: Sequence[str], out: TextIO | None = None) -> int:
@@ -122,11 +130,10 @@ def _trace(options: argparse.Namespace, out: TextIO) -> None:
     cgroups = Cgroups(CGROUP_ROOT)
     minors, ids = gpus.by_minor(_SYS), gpus.by_kfd_id(_SYS)
 
-    def take(data: int) -> str | None:
-        event = _event(_Refusal.from_address(data), cgroups, minors, ids)
-        return line(event, time.strftime("%H:%M:%S")) if wanted(event, options) else None
+    def read(data: int) -> Event:
+        return _event(_Refusal.from_address(data), cgroups, minors, ids)
 
-    follow(probe, options, take, HEADER, out)
+    follow(probe, options, read, line, HEADER, out)
 
 
 def _event(

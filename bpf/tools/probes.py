@@ -9,15 +9,17 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar
 
 from bpf.btf import KernelTypes
 from bpf.libbpf import BpfError, Libbpf
+from bpf.tools.scope import Subject, wanted
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterable, Sequence
 
+_Event = TypeVar("_Event", bound=Subject)
 _TREE: Final = Path(__file__).parent
 """Stands in for a kernel source tree: BCC looks for its ``include``."""
 
@@ -75,13 +77,15 @@ def placed(place: Callable[[], None]) -> None:
 def follow(
     probe: Any,
     options: argparse.Namespace,
-    take: Callable[[int], str | None],
+    read: Callable[[int], _Event | None],
+    line: Callable[[_Event, str], str],
     header: str,
     out: TextIO,
 ) -> None:
-    """Print what ``take`` makes of each event of the ring ``events``, until the options end it.
+    """Print a line for each event of the ring ``events``, until the options end it.
 
-    Says on standard error how many events there was no room for, if any.
+    ``read`` is handed an event's address; what it returns None for is left out, as is what the
+    filters do not let through. Says on standard error how many events there was no room for.
     """
     printed = 0
 
@@ -89,8 +93,8 @@ def follow(
         nonlocal printed
         if options.count is not None and printed >= options.count:
             return
-        if (line := take(data)) is not None:
-            print(line, file=out, flush=True)
+        if (event := read(data)) is not None and wanted(event, options):
+            print(line(event, time.strftime("%H:%M:%S")), file=out, flush=True)
             printed += 1
 
     probe["events"].open_ring_buffer(told)

@@ -7,18 +7,19 @@ printing, and about 130 MB for the compiler.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import sys
 import time
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
+from bpf.tools.manual import CONTAINER, GPU, manual
 from bpf.tools.probes import run
-from bpf.tools.scope import CGROUP_ROOT, Cgroups, add_filters, bdf, container_of, inside
+from bpf.tools.scope import CGROUP_ROOT, Cgroups, bdf, container_of, inside
 from bpf.tools.vramsnoop import attach
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterator, Mapping, Sequence
 
 _STARS: Final = 40
@@ -38,21 +39,31 @@ class _Class(ctypes.Structure):
     )
 
 
+_UNSEEN: Final = "what vramsnoop does not, and no page tables."
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(
-        prog="vramhist",
-        description="Count VRAM buffers made, by size and container, until Ctrl-C, --duration or "
-        "--count; then draw a histogram for each container. Page tables are not counted.",
+    return manual(
+        "vramhist",
+        "Count VRAM buffers made, by size and container, until Ctrl-C, --duration or --count; then "
+        "draw a histogram for each container.",
+        "--duration 10",
+        drawn(CONTAINER, GPU, {12: 257, 13: 31}),
+        _UNSEEN,
     )
-    add_filters(made)
-    return made
 
 
 def main(argv: Sequence[str], out: TextIO | None = None) -> int:
     """Run until told to stop; 0, or 1 with one line on standard error."""
     options = parser().parse_args(argv)
     return run("vramhist", lambda: _trace(options, out or sys.stdout))
+
+
+def drawn(container: str, gpu: str, counts: Mapping[int, int]) -> Iterator[str]:
+    """What is printed of one container on one GPU."""
+    yield f"{container} on {gpu}: {sum(counts.values())} buffers"
+    yield from histogram(counts)
 
 
 def histogram(counts: Mapping[int, int]) -> Iterator[str]:
@@ -89,8 +100,7 @@ def _trace(options: argparse.Namespace, out: TextIO) -> None:
     counts = _read(probe, cgroups, options)
     for (cgroup, gpu), sizes in sorted(counts.items()):
         name = container_of(cgroups.path(cgroup))
-        print(f"\n{name} on {bdf(gpu)}: {sum(sizes.values())} buffers", file=out)
-        print("\n".join(histogram(sizes)), file=out, flush=True)
+        print("", *drawn(name, bdf(gpu), sizes), sep="\n", file=out, flush=True)
     lost = sum(value.value for value in probe["lost"].values())
     if lost:
         print(f"{lost} buffers not counted, too many containers", file=sys.stderr)

@@ -8,25 +8,17 @@ about 130 MB for the compiler.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import sys
-import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
+from bpf.tools.manual import CGROUP, CLOCK, CONTAINER, GPU, PID, manual
 from bpf.tools.probes import compiled, follow, import_bcc, placed, run
-from bpf.tools.scope import (
-    CGROUP_ROOT,
-    Cgroups,
-    add_filters,
-    bdf,
-    container_of,
-    size_text,
-    wanted,
-)
+from bpf.tools.scope import CGROUP_ROOT, Cgroups, bdf, container_of, size_text
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
 _VIA: Final = ("drv", "kfd", "gem", "dumb", "svm", "pt")
@@ -93,14 +85,24 @@ def line(event: Event, clock: str) -> str:
 HEADER: Final = f"{'TIME':8} {'PID':>7} {'COMM':15} {'CONTAINER':14} {'GPU':12} {'SIZE':>10} VIA"
 
 
+_UNSEEN: Final = (
+    "buffers that were there before it started, nor their ends; buffers asked for in system "
+    "memory, also where the driver moves them into VRAM later; and where a buffer lies: one that "
+    "was asked for in VRAM and put into system memory is shown as well."
+)
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = argparse.ArgumentParser(
-        prog="vramsnoop",
-        description="Print VRAM buffers as they are made (+) and freed (-). VIA is the driver's "
-        "way in: kfd (HIP), gem (graphics), dumb, svm, drv (another), pt (--kernel: page tables).",
+    example = Event(PID, "python3", CGROUP, GPU, 256 << 20, "kfd")
+    made = manual(
+        "vramsnoop",
+        "Print VRAM buffers as they are made (+) and freed (-). VIA is the driver's way in: kfd "
+        "(HIP), gem (graphics), dumb, svm, drv (another), pt (--kernel: page tables).",
+        f"--container {CONTAINER}",
+        [HEADER, line(example, CLOCK), line(replace(example, size=-example.size), "12:00:03")],
+        _UNSEEN,
     )
-    add_filters(made)
     made.add_argument("--kernel", action="store_true", help="the driver's own buffers too")
     return made
 
@@ -133,13 +135,11 @@ def _trace(options: argparse.Namespace, out: TextIO) -> None:
     probe = attach()
     cgroups = Cgroups(CGROUP_ROOT)
 
-    def take(data: int) -> str | None:
+    def read(data: int) -> Event | None:
         event = _event(_Buffer.from_address(data), cgroups)
-        if (event.via == "pt" and not options.kernel) or not wanted(event, options):
-            return None
-        return line(event, time.strftime("%H:%M:%S"))
+        return event if event.via != "pt" or options.kernel else None
 
-    follow(probe, options, take, HEADER, out)
+    follow(probe, options, read, line, HEADER, out)
 
 
 def _event(buffer: _Buffer, cgroups: Cgroups) -> Event:

@@ -30,11 +30,17 @@ def test_every_link_leads_to_a_file(page: Path) -> None:
 
 
 @pytest.mark.parametrize("name", trace.programs())
-def test_the_options_of_each_tool_are_those_it_has(
+def test_the_page_of_each_tool_says_what_its_help_says(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     text: str = import_module(f"bpf.tools.{name}").parser().format_help()
     page = (ROOT / "docs/trace.md").read_text()
     assert f"## {name}: " in page
-    assert text[text.index("options:") :] in page.partition(f"## {name}: ")[2].partition("\n## ")[0]
+    section = page.partition(f"## {name}: ")[2].partition("\n## ")[0]
+    options, example, unseen = re.split("\nexample:\n|\n\n(?=It does not see)", text)
+    command, shown = example.split("\n", 1)
+    assert options[options.index("options:") :] in section
+    assert f"\n    {command.removeprefix('# ')}\n" in section
+    assert f"```\n{shown}\n```" in section
+    assert " ".join(unseen.split()) in " ".join(section.split())

@@ -40,6 +40,19 @@ def test_each_filters_and_ends_by_itself(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TOOLS)
+def test_the_help_fits_a_terminal_and_its_example_is_a_command(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    made = tool(name).parser()
+    lines = made.format_help().splitlines()
+    assert max(map(len, lines)) < 80
+    command = lines[lines.index("example:") + 1]
+    assert command.startswith(f"# ringfence trace {name}")
+    made.parse_args(command.split()[4:])
+
+
+@pytest.mark.parametrize("name", TOOLS)
 def test_without_bcc_each_names_the_package(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
