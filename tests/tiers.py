@@ -130,6 +130,27 @@ TIERS = (
         soak=True,
     ),
     Tier(
+        "soak-installed-nodmem",
+        "the same on a kernel without dmem",
+        ("tests/vm/guest/installed/test_image.py",),
+        NodeOptions(kernel="nodmem", gpus=2),
+        installed=True,
+        soak=True,
+    ),
+    Tier(
+        "soak-runtime",
+        "the built image begun by containerd's client, and as a static pod of a real kubelet",
+        (
+            "tests/vm/guest/installed/test_containerd.py",
+            "tests/vm/guest/installed/test_static_pod.py",
+        ),
+        NodeOptions(kernel="dmem", gpus=2, memory_mib=3072),
+        only_on=("debian",),
+        kubernetes=True,
+        installed=True,
+        soak=True,
+    ),
+    Tier(
         "soak-update",
         "one built image put in the place of another under a tenant, and all of it removed",
         ("tests/vm/guest/installed/test_update.py",),
@@ -194,10 +215,10 @@ def outcome(junit: Path, status: int, seconds: float) -> Outcome:
 
 def table(results: Mapping[str, Outcome]) -> str:
     """The tiers that ran, a line each, and the closing line."""
-    lines = ["", f"{'tier':<14}{'passed':>7}{'failed':>7}{'skipped':>8}{'seconds':>9}"]
+    lines = ["", f"{'tier':<22}{'passed':>7}{'failed':>7}{'skipped':>8}{'seconds':>9}"]
     for name, one in results.items():
         counts = f"{one.passed:>7}{one.failed:>7}{one.skipped:>8}{one.seconds:>9.0f}"
-        lines.append(f"{name:<14}{counts}  {'ok' if one.green else one.error or 'NOT OK'}")
+        lines.append(f"{name:<22}{counts}  {'ok' if one.green else one.error or 'NOT OK'}")
     passed = sum(one.passed for one in results.values())
     # A tier that fell over, or skipped what it should have run, counts as a failure.
     failed = sum(max(one.failed, int(not one.green)) for one in results.values())

@@ -73,7 +73,8 @@ def test_every_tier_has_its_own_name() -> None:
 def test_soak_tiers_run_only_when_asked_for() -> None:
     everyday = {tier.name for tier in choose([], soak=False)}
     soak = {tier.name for tier in choose([], soak=True)}
-    kinds = ("scrape", "installed", "update", "dmem", "nodmem", "hook")
+    kinds = {"scrape", "installed", "installed-nodmem", "runtime", "update", "dmem", "nodmem"}
+    kinds |= {"hook"}
     assert soak == {f"soak-{kind}" for kind in kinds}
     assert everyday | soak == {tier.name for tier in TIERS}
     assert not everyday & soak
@@ -86,14 +87,13 @@ def test_soak_tiers_run_only_when_asked_for() -> None:
 
 def test_a_tier_for_one_distribution_is_left_to_it() -> None:
     (hook,) = (tier for tier in TIERS if tier.name == "hook")
-    (soak,) = (tier for tier in TIERS if tier.name == "soak-hook")
     assert fits(hook, {"ID": "debian", "VERSION_ID": "12"})
     assert not fits(hook, {"ID": "debian", "VERSION_ID": "13"})
     assert not fits(hook, {})
     (kubelet,) = (tier for tier in TIERS if tier.name == "guest-kubelet")
     assert fits(kubelet, {"ID": "debian", "VERSION_ID": "13"})
     assert not fits(kubelet, {"ID": "ubuntu", "VERSION_ID": "24.04"})
-    assert all(fits(tier, {}) for tier in TIERS if tier not in (hook, soak, kubelet))
+    assert all(fits(tier, {}) for tier in TIERS if not tier.only_on)
 
 
 def test_an_unknown_tier_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ chart says, and the peers where a pod's network and volumes find them."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
 import itertools
 import json
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from pyroute2 import IPRoute, NetNS, netns
 
 from tests.contract.peers.apiserver import ApiServer
-from tests.contract.peers.kubelet import Kubelet
+from tests.contract.peers.kubelet import AdmissionError, Kubelet
 from tests.testbed import podspec
 from tests.vm.guest.cluster import NODE, Cluster
 from tests.vm.guest.runc import BUNDLES, RUNC_ROOT, Pod
@@ -34,6 +35,7 @@ from tests.vm.guest.services import Enforcer, wait_for
 
 if TYPE_CHECKING:
     from tests.testbed.podspec import Json
+    from tests.vm.guest.cluster import Running
 
 KUBELET = Path("/var/lib/kubelet")
 STATE = Path("/var/lib/ringfence")
@@ -41,25 +43,36 @@ _IMAGES = Path("/var/lib/containerd/images")
 _VOLUMES = Path("/var/lib/containerd/volumes")
 _API = "10.88.0.1"
 """The API server's address, which every pod reaches through its node."""
-_START_SECONDS = 300.0
-_READY_SECONDS = 400.0
+_START_SECONDS = 600.0
+_READY_SECONDS = 900.0
 """A virtual node that shares its processors may have a tenth of one."""
+_SLOWER = 10
+"""Than a node: the emulated one, at what the pod itself says it takes."""
+_TRIES = 5
+_TOO_LATE = "not written after"
 _PROFILE = Path("/usr/share/containers/seccomp.json")
 _HEADER = Path("/usr/include/linux/capability.h")
 
 
 class Image:
-    """An OCI archive, each layer unpacked once per guest; ``config`` is how to run it."""
+    """An OCI archive; ``config`` is how to run it."""
 
     def __init__(self, archive: Path) -> None:
+        self.archive = archive
         with tarfile.open(archive) as tar:
-            (named,) = json.load(_member(tar, "manifest.json"))
-            self.config: Json = json.load(_member(tar, named["Config"]))["config"]
-            self.layers = [_IMAGES / Path(layer).name for layer in named["Layers"]]
-            for layer, root in zip(named["Layers"], self.layers, strict=True):
+            (self._named,) = json.load(_member(tar, "manifest.json"))
+            self.config: Json = json.load(_member(tar, self._named["Config"]))["config"]
+
+    @functools.cached_property
+    def layers(self) -> list[Path]:
+        """The layers, lowest first, each unpacked once per guest."""
+        roots = [_IMAGES / Path(layer).name for layer in self._named["Layers"]]
+        with tarfile.open(self.archive) as tar:
+            for layer, root in zip(self._named["Layers"], roots, strict=True):
                 if not root.is_dir():
                     root.mkdir(parents=True)
                     _unpack(_member(tar, layer), root)
+        return roots
 
 
 class Network:
@@ -109,16 +122,16 @@ class DaemonPod:
     ) -> None:
         self.spec: Json = template["spec"]
         self.logs = logs
-        self._image = image
+        self.image = image
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._ids: dict[str, str] = {}
-        self._stack = contextlib.ExitStack()
+        self.stack = contextlib.ExitStack()
         name = f"ringfence-{uuid.uuid4().hex[:5]}"
         self.pod = Pod(name, namespace).create()
-        self._stack.callback(self.pod.remove)
+        self.stack.callback(self.pod.remove)
         self.network = network
-        self._stack.callback(network.close)
-        self._placed = podspec.Placed(
+        self.stack.callback(network.close)
+        self.placed = podspec.Placed(
             metadata={"name": name, "namespace": namespace},
             spec=self.spec,
             uid=self.pod.uid,
@@ -170,9 +183,9 @@ class DaemonPod:
     def terminate(self) -> dict[str, int]:
         """SIGTERM to each container and its exit status, as kubelet ends a pod.
 
-        AssertionError if one outlives the grace period.
+        AssertionError if one outlives the grace period, as an emulated machine counts it.
         """
-        grace = self.spec["terminationGracePeriodSeconds"]
+        grace = self.spec["terminationGracePeriodSeconds"] * _SLOWER
         for name in self._running:
             os.kill(self.pid(name), signal.SIGTERM)
         deadline = time.monotonic() + grace
@@ -194,44 +207,53 @@ class DaemonPod:
                 os.kill(self.pid(name), signal.SIGKILL)
                 process.wait(timeout=60)
         for identifier in self._ids.values():
-            _runc("delete", "--force", identifier)
+            self._delete(identifier)
         self._running.clear()
         self._ids.clear()
-        self._stack.close()
+        self.stack.close()
+
+    def _delete(self, identifier: str) -> None:
+        """Away with what is left of a container that has ended."""
+        command = ["runc", "--root", str(RUNC_ROOT), "delete", "--force", identifier]
+        subprocess.run(command, check=False, capture_output=True)
 
     def _log(self, container: str) -> Path:
-        return self.logs / f"{self._placed.metadata['name']}-{container}.log"
+        return self.logs / f"{self.placed.metadata['name']}-{container}.log"
 
     def _run(self, container: Json, node: podspec.Node) -> None:
         name = container["name"]
         identifier = (uuid.uuid4().hex + uuid.uuid4().hex)[:64]
+        self._ids[name] = identifier
+        argv = self._command(container, identifier, node)
+        with self._log(name).open("wb") as log:
+            self._running[name] = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+    def _command(self, container: Json, identifier: str, node: podspec.Node) -> list[str | Path]:
+        """What runs the container to its end, with all it needs made."""
         bundle = BUNDLES / identifier
         root = bundle / "rootfs"
         root.mkdir(parents=True)
-        self._stack.callback(shutil.rmtree, bundle, ignore_errors=True)
+        self.stack.callback(shutil.rmtree, bundle, ignore_errors=True)
         layer = _VOLUMES / identifier
         for folder in ("upper", "work"):
             (layer / folder).mkdir(parents=True)
-        lower = ":".join(map(str, reversed(self._image.layers)))
+        lower = ":".join(map(str, reversed(self.image.layers)))
         options = f"lowerdir={lower},upperdir={layer}/upper,workdir={layer}/work"
         subprocess.run(["mount", "-t", "overlay", "-o", options, "overlay", root], check=True)
-        self._stack.callback(lambda: subprocess.run(["umount", root], check=True))
+        self.stack.callback(lambda: subprocess.run(["umount", root], check=True))
         config = podspec.runtime_config(
-            self._placed, container, identifier, self._image.config, node, root
+            self.placed, container, identifier, self.image.config, node, root
         )
         (bundle / "config.json").write_text(json.dumps(config))
-        self._ids[name] = identifier
-        with self._log(name).open("wb") as log:
-            self._running[name] = subprocess.Popen(
-                ["runc", "--root", RUNC_ROOT, "run", "--bundle", bundle, identifier],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
+        return ["runc", "--root", RUNC_ROOT, "run", "--bundle", bundle, identifier]
 
 
 class InstalledCluster(Cluster):
     """A cluster whose node runs the DaemonSet's pod instead of bare processes."""
+
+    pod_type: type[DaemonPod] = DaemonPod
 
     def __init__(self, folder: Path, logs: Path, binary: Path) -> None:
         """``folder`` has the images, and the objects that the host rendered."""
@@ -286,7 +308,7 @@ class InstalledCluster(Cluster):
 
     def start_pod(self) -> DaemonPod:
         """Start a pod, and wait for nothing."""
-        pod = DaemonPod(
+        pod = self.pod_type(
             self.daemonset["spec"]["template"],
             self.image,
             self.namespace,
@@ -298,6 +320,25 @@ class InstalledCluster(Cluster):
         pod.start(self.node)
         self.pod = pod
         return pod
+
+    def begin(self, name: str, gpu: int, mib: int, cus: int) -> Running:
+        """A running pod with that share.
+
+        On a machine that gave the plugin no time for a second it answers that this is too long, and
+        there is another pod of the name, as a ReplicaSet makes one.
+        """
+        for left in reversed(range(_TRIES)):
+            try:
+                return self.run(self.bind(name, self.share(gpu, mib, cus)))
+            except AdmissionError as error:
+                if not left or _TOO_LATE not in str(error):
+                    raise
+                self.api.store.delete("pods", ("default", name))
+                wait_for("the node's lock", self._unlocked, _READY_SECONDS)
+        raise AssertionError(name)
+
+    def _unlocked(self) -> bool:
+        return "hami.io/mutex.lock" not in self.api.node_annotations(NODE)
 
     def wait_ready(self, pod: DaemonPod) -> None:
         """Until the metrics answer and kubelet has healthy devices."""
@@ -316,7 +357,7 @@ class InstalledCluster(Cluster):
             wait_for("the pod's readiness", ready, _READY_SECONDS)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{told()}") from None
-        wait_for("the node annotation", lambda: self.registered() != [])
+        wait_for("the node annotation", lambda: self.registered() != [], _START_SECONDS)
 
     def _healthy(self) -> bool:
         try:
@@ -417,7 +458,3 @@ def _unpack(layer: Any, root: Path) -> None:
         shutil.copyfileobj(layer, process.stdin, 1 << 20)
         process.stdin.close()
         assert process.wait(timeout=300) == 0
-
-
-def _runc(*words: str) -> None:
-    subprocess.run(["runc", "--root", RUNC_ROOT, *words], check=False, capture_output=True)

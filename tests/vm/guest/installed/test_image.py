@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def test_a_slice_is_held_by_the_installed_image(cluster: InstalledCluster, gpu: Gpu) -> None:
-    one = cluster.run(cluster.bind("held", cluster.share(gpu=0, mib=96, cus=16)))
+    one = cluster.begin("held", gpu=0, mib=96, cus=16)
     slices, problems = read_checkpoint(STATE / FILE)
     assert not problems
     assert [share.vram_bytes for item in slices for share in item.shares] == [96 * MIB]

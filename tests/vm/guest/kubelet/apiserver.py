@@ -84,6 +84,7 @@ class ApiServer:
                     f"--service-account-signing-key-file={key}",
                     f"--service-account-key-file={key}",
                     "--endpoint-reconciler-type=none",
+                    "--allow-privileged=true",
                     # What nobody here asks for costs the emulated machine half a minute.
                     f"--runtime-config={','.join(_APIS)}",
                     f"--disable-admission-plugins={','.join(_NOT_ASKED)}",
@@ -99,6 +100,13 @@ class ApiServer:
     def kubeconfig(self) -> Path:
         """A file that leads here."""
         return self._kubeconfig
+
+    def write_account(self, folder: Path) -> dict[str, str]:
+        """What a pod finds in its account's directory; the variables that lead it here."""
+        folder.mkdir()
+        (folder / "token").write_text(_TOKEN)
+        (folder / "ca.crt").write_bytes(self._certificate.read_bytes())
+        return {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(_PORT)}
 
     def start(self) -> None:
         """Start both, without waiting."""

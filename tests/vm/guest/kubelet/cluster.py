@@ -49,7 +49,7 @@ NODE = "ringfence-node"
 RESOURCE = "amd.com/gpu"
 REGISTER = "hami.io/node-amd-register"
 
-_SECONDS = 240
+_SECONDS = 600
 """For what kubelet does in its own time, on an emulated and maybe busy machine."""
 _PAUSE_SECONDS = 0.5
 """A question costs the API server more than the answer is worth to a test."""
@@ -193,13 +193,13 @@ class Cluster:
             self._open.callback(_end, one)
         self._open.callback(self.api.close)
         # One after the other: all that starts at once takes longer than each is given.
-        self.enforcer.start()
+        self.start_enforcer()
         self.api.start()
         self.runtime.spawn()
         self.runtime.wait_ready([self._client])
         self.api.wait_ready()
         self.kubelet.start()
-        self.plugin.spawn()
+        self.start_plugin()
         self._open.callback(self.remove_all)
         self.wait_offered()
         eventually("the node annotation", lambda: self.registered() != [])
@@ -207,11 +207,23 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         self._open.close()
 
+    def start_enforcer(self) -> None:
+        """The first to be there."""
+        self.enforcer.start()
+
+    def start_plugin(self) -> None:
+        """The last, once there is a kubelet."""
+        self.plugin.spawn()
+
+    def plugin_lives(self) -> None:
+        """AssertionError, with what it said, if it has ended."""
+        assert self.plugin.alive(), f"the device plugin ended:\n{self.plugin.log.read_text()}"
+
     def wait_offered(self) -> None:
         """Return once kubelet says that the node has GPUs to give."""
 
         def offered() -> bool:
-            assert self.plugin.alive(), f"the device plugin ended:\n{self.plugin.log.read_text()}"
+            self.plugin_lives()
             return self.allocatable() > 0
 
         eventually("allocatable GPUs on the node", offered)
