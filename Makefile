@@ -70,7 +70,8 @@ soak: prepare generate
 
 # What the gate and the ledger cost: in the nanoseconds of this machine, and as ratios within one run
 # of the virtual node. What the device plugin costs on a large node, with what this machine can at best.
-# What the hook adds to a process, with and without it in turns.
+# What a scrape takes, what the tracing tools add to a call. What the hook adds to a process, with and
+# without it in turns.
 .PHONY: bench
 bench: prepare generate
 	$(PYTHON) -m tests.bench.decide
@@ -78,6 +79,8 @@ bench: prepare generate
 	$(PYTHON) -m tests.bench.enforcer
 	$(PYTHON) -m tests.bench.plugin
 	$(PYTHON) -m tests.bench.scrape
+	tests/testbed/run --timeout 900 -- python -m tests.bench.trace
+	$(PYTHON) -m tests.bench.trace hipsnoop
 	$(PYTHON) -m tests.hook.bench
 
 # Two pods on one simulated GPU, on a kernel with dmem and on one without.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Print what the dmem controller charges, gives back and refuses, by container.
 
-A BCC program for people on a node. It costs a probe or two for each charge while it runs, and about
-130 MB for the compiler; it holds nothing.
+A BCC program for people on a node. While it runs making and freeing a buffer takes 1.2 times as
+long; about 130 MB for the compiler. It holds nothing.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 """Print the GPU calls that are refused before the driver sees them, with the container they are of.
 
 A BCC program for people on a node. While it runs every ioctl of the machine pays for one more pair
-of probes; about 130 MB for the compiler. It holds nothing.
+of probes, 1.3 times as long where it is of no GPU; about 130 MB for the compiler. It holds nothing.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 """Print the HIP calls of a container as it makes them: sizes, results, and how long each took.
 
 A BCC program for people on a node: two probes on each call of the libamdhip64 of the container,
-which cost a call 1.7 us, in every process that has the same file loaded; about 130 MB for the
+which cost a call 1.6 us, in every process that has the same file loaded; about 130 MB for the
 compiler. It holds nothing.
 """
 

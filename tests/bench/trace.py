@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each tracing tool adds to a call that it watches.
 
-tests/testbed/run --kernel dmem -- python -m tests.bench.trace [TOOL...]
-python -m tests.bench.trace hipsnoop
+``tests/testbed/run -- python -m tests.bench.trace [TOOL...]``, and on a machine without a GPU
+``python -m tests.bench.trace hipsnoop``.
 
 The processor of the virtual node is emulated: its microseconds say nothing about a real one, the
 ratio between two columns of one run does, roughly. hipsnoop needs no GPU, and can be measured on a
