@@ -24,7 +24,10 @@ _C = ["cc", "-std=gnu11", "-D_GNU_SOURCE", "-O2", "-g", "-Wall", "-Wextra", "-We
 # The table header includes its siblings the way ROCr's own sources do.
 _CXX = ["c++", "-std=c++17", "-O2", "-w", "-DAMD_INTERNAL_BUILD", "-I/usr/include/hsa"]
 _HIP = ["-D__HIP_PLATFORM_AMD__", "-Wno-unused-result"]
-_LIBRARIES = ["-Wl,--as-needed", "-lamdhip64", "-lhsa-runtime64", "-ldrm", "-ldl", "-lpthread"]
+_LIBRARIES = (
+    *("-Wl,--as-needed", "-lamdhip64", "-lhsa-runtime64", "-ldrm", "-ldrm_amdgpu"),
+    *("-ldl", "-lpthread"),
+)
 _WAYS = {
     "hip": ["-lamdhip64"],
     "hip-now": ["-Wl,-z,now", "-lamdhip64"],

@@ -72,6 +72,12 @@ def client_binary() -> Path:
 
 
 @pytest.fixture(scope="session")
+def built() -> Path:
+    """The hook, the stand-in thunk and programs, built on the host."""
+    return Path(os.environ["RINGFENCE_HOOK"])
+
+
+@pytest.fixture(scope="session")
 def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the daemons' logs go: out of the guest, if it has a way out."""
     out = os.environ.get("RINGFENCE_OUT")

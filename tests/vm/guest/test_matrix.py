@@ -7,7 +7,6 @@ the static client, of which no hook knows. ROCr alone: HIP takes half a minute t
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -35,13 +34,7 @@ ASKED: Final = SLICE + 8 * CHUNK
 RUNTIME: Final = 2 * CHUNK
 """More than ROCr takes for itself."""
 _SOCKET: Final = Path("/run/ringfence/enforcer.sock")
-_ENTER: Final = 'echo $$ > "$1" && shift && exec "$@"'
-
-
-@pytest.fixture(scope="session")
-def built() -> Path:
-    """hook/, thunk/ and programs/, built on the host."""
-    return Path(os.environ["RINGFENCE_HOOK"])
+ENTER: Final = 'echo $$ > "$1" && shift && exec "$@"'
 
 
 def rocr_gets(
@@ -63,7 +56,7 @@ def rocr_gets(
             assert container.env.pop(name).startswith(str(HOOK))
     orders = [f"malloc={CHUNK // MIB}"] * (ASKED // CHUNK)
     procs = one.container.path / "cgroup.procs"
-    result = container.run("/bin/sh", "-c", _ENTER, "sh", procs, PROGRAMS / "hip-hsa", *orders,
+    result = container.run("/bin/sh", "-c", ENTER, "sh", procs, PROGRAMS / "hip-hsa", *orders,
                            timeout=200)  # fmt: skip
     had = result.lines.count("malloc 0") * CHUNK
     # All others are refused as out of memory.
