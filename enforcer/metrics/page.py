@@ -12,7 +12,7 @@ from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING
 
-from enforcer.model import GIB, MIB
+from enforcer.model import GIB, MIB, Why
 from enforcer.table import cards, cu_count, cu_ids, spilled, used
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ _LETTER_PERCENT = 5
 """Of the bar's width, that a letter needs on a telephone."""
 _ON_GROUND = 'class="on-ground"'
 _COLUMNS = 32
+_NEVER_HAD = (Why.NO_REGION, Why.SWITCHED_OFF)
 
 _HATCH = (
     '<svg width="0" height="0" style="position:absolute" aria-hidden="true"><defs>'
@@ -82,7 +83,7 @@ def _body(snapshot: Snapshot) -> Iterator[str]:
     clock = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(snapshot.time))
     yield (
         f'<p class="facts faint"><span>as of {clock}</span>'
-        f"<span>gate {_state(support.gate)}</span><span>dmem {_state(support.dmem)}</span>"
+        f"{''.join(f'<span>{one}</span>' for one in _states((support.gate, support.dmem)))}"
         f"<span>ledger {escape(support.ledger)}</span></p>"
     )
     if snapshot.problems:
@@ -215,21 +216,24 @@ def _cus(card: Card) -> str:
         '<div class="cus" role="img" aria-label="compute units by container" '
         f'style="--columns:{columns};--narrow:{narrow}">'
     ]
-    parts += [_cell(number, owners.get(number, every), card.rows) for number in range(total)]
+    # Several that may use every one say nothing about any.
+    rest = every if len(every) == 1 else []
+    parts += [_cell(number, owners.get(number, rest), card.rows) for number in range(total)]
     parts.append("</div><p>")
     parts.append(f'<span class="number">{given} of {total}</span> given out by mask')
     shared = len([number for number, who in owners.items() if len(who) > 1])
     if shared:
         parts.append(f", {shared} of them to more than one (<b>+</b>)")
     if every:
-        parts.append(f"; without a mask: {', '.join(letter(index) for index in every)}")
+        names = ", ".join(letter(index) for index in every)
+        parts.append(f"; without a mask, and so on all of them: {names}")
     parts.append("</p>")
     return "".join(parts)
 
 
 def _cell(number: int, who: list[int], rows: tuple[ContainerUsage, ...]) -> str:
     if not who:
-        return f'<i class="free" title="CU {number}: free"></i>'
+        return f'<i class="free" title="CU {number}: in no mask"></i>'
     names = ", ".join(f"{letter(index)} {_who(rows[index])}" for index in who)
     look, text = f"c{who[0] % _COLOURS} {_ink(who[0])}", letter(who[0])
     if len(who) > 1:
@@ -287,12 +291,21 @@ def _count(label: str, text: str) -> str:
 def _layers(layers: tuple[LayerState, ...]) -> str:
     if not layers:
         return '<span class="faint">none: accounted, not limited</span>'
-    return "<br>".join(f"{escape(state.layer.value)}&nbsp;{_state(state)}" for state in layers)
+    return "<br>".join(_states(layers))
 
 
-def _state(state: LayerState) -> str:
-    sign, name = ("✓", "good") if state.on else ("✗", "bad")
-    return f'<span class="{name}">{sign}&nbsp;{escape(str(state))}</span>'
+def _states(layers: tuple[LayerState, ...]) -> Iterator[str]:
+    """What the node never had is no fault while another layer holds."""
+    held = any(state.on for state in layers)
+    for state in layers:
+        if state.on:
+            sign, name = "✓", "good"
+        elif held and state.reason in _NEVER_HAD:
+            sign, name = "○", "faint"
+        else:
+            sign, name = "✗", "bad"
+        text = escape(str(state))
+        yield f'{escape(state.layer.value)}&nbsp;<span class="{name}">{sign}&nbsp;{text}</span>'
 
 
 def _incidents(incidents: tuple[Incident, ...]) -> str:

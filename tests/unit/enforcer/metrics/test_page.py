@@ -67,7 +67,8 @@ def test_it_names_gpus_containers_and_what_they_hold() -> None:
     for word in (
         "GPUs of node-a", "0000:03:00.0", "73 % busy", "61 °C", "train", "64 GiB", "48 GiB",
         "6 GiB", "booked 112 GiB of 192 GiB", "in use on the card 81 GiB", "whole GPU",
-        "248 of 304 given out by mask, 8 of them to more than one", "without a mask: A",
+        "248 of 304 given out by mask, 8 of them to more than one",
+        "without a mask, and so on all of them: A",
     ):  # fmt: skip
         assert word in text
 
@@ -81,7 +82,7 @@ def test_every_size_is_there_to_the_byte() -> None:
 
 def test_a_layer_that_is_off_says_so_in_words() -> None:
     rows = (replace(ROWS[0], layers=NO_DMEM),)
-    assert "dmem ✗ off: no dmem region for this GPU" in words(replace(SNAPSHOT, containers=rows))
+    assert "dmem ○ off: no dmem region for this GPU" in words(replace(SNAPSHOT, containers=rows))
 
 
 def test_colour_is_never_all_that_tells_containers_apart() -> None:
@@ -140,6 +141,35 @@ def test_each_compute_unit_says_whose_it_is() -> None:
     assert '<i class="c2 ink" title="CU 151: C team-a/train main">C</i>' in grid
     both = "A team-a/infer main, B team-a/notebook-of-somebody-with-a-long-name main"
     assert f'title="CU 227: {both}">+</i>' in grid
+
+
+def test_several_without_a_mask_leave_the_compute_units_to_all() -> None:
+    rows = (replace(ROWS[0], cus=None), replace(ROWS[1], cus=None), replace(ROWS[2], cus="0-3"))
+    snapshot = replace(SNAPSHOT, containers=rows)
+    grid = page(snapshot, "node-a", "1").partition('<div class="cus"')[2].partition("</div>")[0]
+    assert grid.count('<i class="free"') == GPUS[0].cu_count - 4
+    assert "4 of 304 given out by mask; without a mask, and so on all of them: A, C" in words(
+        snapshot
+    )
+
+
+@pytest.mark.parametrize(
+    ("gate", "dmem", "shown"),
+    [
+        (None, Why.NO_REGION, ("good", "faint")),
+        (Why.SWITCHED_OFF, None, ("faint", "good")),
+        (None, Why.NO_CONTROLLER, ("good", "bad")),
+        (Why.NOT_LOADED, Why.NO_REGION, ("bad", "bad")),
+        (Why.SWITCHED_OFF, Why.SWITCHED_OFF, ("bad", "bad")),
+    ],
+)
+def test_what_a_node_never_had_is_no_fault_while_another_layer_holds(
+    gate: Why | None, dmem: Why | None, shown: tuple[str, str]
+) -> None:
+    layers = (LayerState(Layer.GATE, gate), LayerState(Layer.DMEM, dmem))
+    text = page(replace(SNAPSHOT, containers=(replace(ROWS[0], layers=layers),)), "node-a", "1")
+    cell = text.partition('data-label="Layers"')[2].partition("</td>")[0]
+    assert tuple(re.findall(r'<span class="(\w+)">', cell)) == shown
 
 
 def test_a_mask_that_is_none_does_not_cost_the_page() -> None:
