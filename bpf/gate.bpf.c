@@ -293,6 +293,7 @@ static __always_inline int decide(struct file *file, unsigned int cmd, unsigned 
 	struct demand demand = { .nr = IOCTL_NR(cmd) };
 	struct owners tenants_found = {};
 	struct refusal why = {};
+	struct caller *caller;
 	enum device device;
 	int refused;
 
@@ -308,6 +309,9 @@ static __always_inline int decide(struct file *file, unsigned int cmd, unsigned 
 		return 0;
 	if (!find_tenants(&tenants_found))
 		return 0;
+	caller = current_caller(0);
+	if (caller)
+		end_earlier_call(caller);
 	if (device == KFD && demand.nr == AMDKFD_IOC_IPC_IMPORT_HANDLE_NR)
 		return judge_import_by_name(&tenants_found, hook == HOOK_FMOD_RET_AGAIN);
 	if (about_queues(device, demand.nr))
@@ -437,7 +441,9 @@ int BPF_PROG(task_exit, struct task_struct *task)
 {
 	struct caller *caller = bpf_task_storage_get(&callers, task, NULL, 0);
 
-	if (caller)
-		give_back(caller);
+	if (!caller)
+		return 0;
+	end_earlier_call(caller);
+	give_back(caller);
 	return 0;
 }

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 from tests.hook.build import NotHere
-from tests.testbed import client, hook, kubernetes
+from tests.testbed import client, hook, kubernetes, otherbuild
 from tests.testbed import installed as installation
 from tests.testbed.cache import Cache, Report, StepError
 from tests.testbed.prometheus import VARIABLE as PROMETHEUS
@@ -396,6 +396,7 @@ def _run(tier: Tier, cache: Cache, report: Report, here: Here) -> Outcome:
     environment = {
         "RINGFENCE_CLIENT": str(client.prepare(cache, report)),
         PROMETHEUS: str(prepare_prometheus(cache, report)),
+        otherbuild.VARIABLE: str(otherbuild.prepare(cache, report)),
         **dict(tier.environment),
     }
     if tier.installed:

@@ -203,6 +203,20 @@ static __noinline int keep_unfollowed(struct caller *caller)
 }
 
 /*
+ * A new call begins, or none ever will. An earlier one that was inside amdgpu_bo_create may have
+ * made its buffer: while programs come and go, the kernel runs none at the end of a function that is
+ * being executed.
+ */
+static __always_inline void end_earlier_call(struct caller *caller)
+{
+	if (!caller->creating)
+		return;
+	if (caller->reserved)
+		keep_unfollowed(caller);
+	caller->creating = 0;
+}
+
+/*
  * A driver's call of the caller's returns. EFAULT may come after the buffer: its handle found no
  * place in the caller's memory.
  */

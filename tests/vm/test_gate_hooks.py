@@ -10,6 +10,7 @@ import os
 
 import pytest
 
+from tests.testbed.otherbuild import VARIABLE as OTHER_BUILD
 from tests.testbed.vm import NodeOptions, VmResult, run_vm
 
 _SECONDS = 1500.0
@@ -19,7 +20,8 @@ pytestmark = [pytest.mark.vm, pytest.mark.timeout(_SECONDS + 60)]
 _PYTEST = ("python3", "-m", "pytest", "-p", "no:cacheprovider")
 _TESTS = "TheByte or WordsNoLibrary or TheRecord or WhoIsAsked or takes_over_what_is_held"
 _PROBED = (
-    "WhoIsHeld or EverythingComesBack or reload or undisturbed or unfollowed or placement or svm"
+    "WhoIsHeld or EverythingComesBack or reload or undisturbed or unfollowed or placement or svm "
+    "or upgrade or real_time"
 )
 
 
@@ -27,15 +29,17 @@ def _gate_tests(which: str, node: NodeOptions) -> VmResult:
     files = [
         f"tests/vm/guest/{name}.py"
         for name in (
+            "test_enforcer_confined",
             "test_gate",
             "test_gate_placement",
             "test_gate_reload",
             "test_gate_svm",
             "test_gate_unfollowed",
             "test_ledger_undisturbed",
+            "test_upgrade",
         )
     ]
-    environment = {"RINGFENCE_CLIENT": os.environ["RINGFENCE_CLIENT"]}
+    environment = {name: os.environ[name] for name in ("RINGFENCE_CLIENT", OTHER_BUILD)}
     command = [*_PYTEST, "-q", "-k", which, *files]
     return run_vm(command, node, env=environment, timeout_s=_SECONDS)
 

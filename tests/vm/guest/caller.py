@@ -276,6 +276,12 @@ class Driver:
                 refused += 1
         return refused
 
+    def churn(self, path: str, kfd_id: int, size: int, rounds: int) -> None:
+        """So many times a buffer of each driver, made and freed, as fast as it goes."""
+        for _ in range(rounds):
+            self.gem_close(path, self.gem_create(path, size))
+            self.kfd_free(self.kfd_alloc(kfd_id, size))
+
     def race(self, path: str, size: int, threads: int) -> int:
         """So many threads ask for one buffer each at once; how many got one."""
         got: list[int] = []

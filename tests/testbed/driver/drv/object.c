@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /* Buffer objects: creation, placement, destruction. */
+#include <linux/delay.h>
 #include <linux/mm.h>
 #include <linux/sched/mm.h>
+#include <linux/sched/signal.h>
 #include <linux/slab.h>
 
 #include <drm/drm_prime.h>
@@ -128,6 +130,11 @@ noinline int amdgpu_bo_create(struct amdgpu_device *adev, struct amdgpu_bo_param
 		bo->tbo.priority = 1;
 	if (!bp->destroy)
 		bp->destroy = &amdgpu_bo_destroy;
+
+	/* As where room has to be made by moving others out. */
+	while (bp->type == ttm_bo_type_device && READ_ONCE(adev->sim_create_holds) &&
+	       !fatal_signal_pending(current))
+		msleep(20);
 
 	/* On failure TTM drops the object, which ends in bp->destroy(). */
 	r = ttm_bo_init_reserved(&adev->mman.bdev, &bo->tbo, bp->type, &bo->placement, page_align,
