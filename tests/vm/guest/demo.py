@@ -54,14 +54,7 @@ def main() -> int:
     gpus, _ = read_inventory(Roots())
     gpu = min(gpus, key=lambda one: one.bdf)
     script.chapter(f"kernel {os.uname().release}: the node and its GPUs")
-    script.say(
-        subprocess.run(
-            [sys.executable, "-c", "from enforcer.cli import main; main(['inventory'])"],
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout
-    )
+    script.say(_ringfence("inventory"))
     logs = Path(os.environ.get("RINGFENCE_OUT") or tempfile.mkdtemp())
     binary = Path(os.environ["RINGFENCE_CLIENT"])
     with Cluster(Path(tempfile.mkdtemp()), logs, binary) as cluster:
@@ -110,7 +103,8 @@ def _play(script: Script, cluster: Cluster, gpu: Gpu) -> None:
 
     script.chapter("what the node says")
     rows = wait_for("both rows", lambda: _rows(2))
-    script.say(_table(rows))
+    script.say(_ringfence("top", "--once"))
+    script.say()
     held = {row.pod: row.usage.requested for row in rows}
     script.check(
         held == {"pod-a": 4096 * MIB, "pod-b": 8192 * MIB},
@@ -132,6 +126,13 @@ def _play(script: Script, cluster: Cluster, gpu: Gpu) -> None:
         one.container.kill()
     wait_for("the card empty again", lambda: all(_requested(row) == 0 for row in _rows(0) or ()))
     script.check(True, "every byte came back")
+
+
+def _ringfence(*argv: str) -> str:
+    """What a command prints, whatever it makes of the node."""
+    code = "import sys; from enforcer.cli import main; main(sys.argv[1:])"
+    command = [sys.executable, "-c", code, *argv]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def _fill(script: Script, one: Running, gpu: Gpu, name: str, command: str, most: int) -> int:
@@ -171,29 +172,6 @@ def _rows(least: int) -> list[ContainerUsage] | None:
 
 def _requested(row: ContainerUsage) -> int:
     return row.usage.requested or 0
-
-
-def _table(rows: list[ContainerUsage]) -> str:
-    lines = [
-        f"  {'POD':<8}{'CONTAINER':<10}{'LIMIT':>9}{'USED':>9}{'IN VRAM':>9}"
-        f"{'TABLES':>9}{'REFUSED':>8}  LAYERS"
-    ]
-    for row in rows:
-        usage = row.usage
-        on = "+".join(state.layer for state in row.layers if state.on) or "none"
-        lines.append(
-            f"  {row.pod:<8}{row.container:<10}{_mib(row.limit):>9}{_mib(usage.requested):>9}"
-            f"{_mib(usage.resident):>9}{_kib(usage.page_tables):>9}{usage.refusals:>8}  {on}"
-        )
-    return "\n".join(lines)
-
-
-def _mib(size: int | None) -> str:
-    return "-" if size is None else f"{size // MIB}Mi"
-
-
-def _kib(size: int | None) -> str:
-    return "-" if size is None else f"{size // 1024}Ki"
 
 
 def _metric_lines(cluster: Cluster) -> list[str]:

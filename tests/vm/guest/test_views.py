@@ -113,7 +113,7 @@ def of(rows: list[dict[str, Any]], one: Tenant, gpu: Gpu) -> dict[str, Any]:
 
 
 def test_every_view_agrees_with_the_kernel_to_the_byte(
-    enforcer: Enforcer, three: list[tuple[Tenant, Gpu, int]]
+    enforcer: Enforcer, three: list[tuple[Tenant, Gpu, int]], logs: Path
 ) -> None:
     expected = [(one, gpu, truth(one, gpu)) for one, gpu, _ in three]
     for (_, _, size), (_, _, counts) in zip(three, expected, strict=True):
@@ -131,6 +131,7 @@ def test_every_view_agrees_with_the_kernel_to_the_byte(
 
     wait_for("a quiet point that top shows", looked_at, 240)
     metrics, html = enforcer.metrics() or "", page(enforcer)
+    (logs / "page.html").write_text(html)  # for people to look at
     for one, gpu, counts in expected:
         shown = by_metrics(metrics, one, gpu)
         assert shown == {name: counts[name] for name in shown}
@@ -153,6 +154,41 @@ def test_every_view_agrees_with_the_kernel_to_the_byte(
     lines = ringfence(enforcer, "top", "--once").splitlines()
     assert max(map(len, lines)) <= 80
     assert [line[:1] for line in lines if "/pod-" in line] == ["A", "B", "A"]
+
+
+def test_what_a_container_does_on_its_gpu_is_shown(
+    enforcer: Enforcer, pods: Pods, gpu: Gpu
+) -> None:
+    one = tenant(pods, enforcer, gpu, 64)
+    queue = one.client.ask(f"queue-create {gpu.kfd_id}")["queue"]
+    one.client.ask(f"cu-mask {queue} 0xffffffff 0xff")
+    buffer = one.client.gem_create(4096)
+    for _ in range(7):
+        one.client.ask(f"cs {buffer}")
+
+    def value(name: str, engine: str = "") -> float | None:
+        labels = f'container="main",device="{gpu.bdf}",namespace="default",pod="{one.pod.name}"'
+        labels += f',engine="{engine}"' if engine else ""
+        text = enforcer.metrics() or ""
+        found = re.search(rf"^ringfence_{name}{{{re.escape(labels)}}} (\S+)$", text, re.MULTILINE)
+        return None if found is None else float(found[1])
+
+    # The simulated GPU keeps the CUs of a queue busy, and takes 1 ms for each submission.
+    wait_for("its compute units at work", lambda: value("cu_occupancy") == 40)
+    wait_for("its engine time", lambda: value("engine_seconds_total", "gfx") == 0.007)
+    assert value("engine_seconds_total", "compute") == 0
+    assert value("queues") == 1
+    assert value("sdma_seconds_total") == value("evicted_seconds_total") == 0
+    assert "1 queues, 40 CUs busy" in ringfence(enforcer, "explain", f"default/{one.pod.name}")
+    (row,) = (
+        line
+        for line in ringfence(enforcer, "top", "--once").splitlines()
+        if f"/{one.pod.name}/" in line
+    )
+    assert row.split()[-3] == "40"
+    one.client.ask(f"queue-destroy {queue}")
+    wait_for("its compute units at rest", lambda: value("cu_occupancy") == 0)
+    assert value("engine_seconds_total", "gfx") == 0.007
 
 
 def test_without_an_enforcer_top_and_explain_go_on(

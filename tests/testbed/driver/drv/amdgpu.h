@@ -349,6 +349,7 @@ struct amdgpu_fpriv {
 	struct xarray bo_list_handles;
 	struct xarray sim_contexts;
 	u32 xcp_id;
+	/* Submissions so far. */
 	atomic64_t sim_fence_seq;
 	struct list_head sim_node;
 	struct drm_file *sim_filp;

@@ -7,6 +7,8 @@
 #include "amdgpu.h"
 
 #define SIM_PLACES (TTM_PL_VRAM + 1)
+/* How long every submission is said to have kept the graphics engine at work. */
+#define SIM_GFX_NS_PER_SUBMISSION NSEC_PER_MSEC
 
 struct sim_memory {
 	struct drm_memory_stats drm[SIM_PLACES];
@@ -75,6 +77,7 @@ noinline void amdgpu_show_fdinfo(struct drm_printer *p, struct drm_file *file)
 	struct drm_memory_stats *vram = &stats.drm[TTM_PL_VRAM];
 	struct drm_memory_stats *gtt = &stats.drm[TTM_PL_TT];
 	struct drm_memory_stats *cpu = &stats.drm[TTM_PL_SYSTEM];
+	u64 submissions = atomic64_read(&fpriv->sim_fence_seq);
 
 	amdgpu_vm_get_memory(&fpriv->vm, &stats);
 	drm_printf(p, "pasid:\t%u\n", fpriv->vm.pasid);
@@ -115,4 +118,7 @@ noinline void amdgpu_show_fdinfo(struct drm_printer *p, struct drm_file *file)
 	drm_printf(p, "drm-shared-gtt:\t%llu KiB\n", sim_kib(stats.shared[TTM_PL_TT]));
 	drm_printf(p, "drm-shared-cpu:\t%llu KiB\n", sim_kib(stats.shared[TTM_PL_SYSTEM]));
 #endif
+	if (submissions) /* an engine that was never used is left out */
+		drm_printf(p, "drm-engine-gfx:\t%llu ns\n",
+			   submissions * SIM_GFX_NS_PER_SUBMISSION);
 }
