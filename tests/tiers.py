@@ -159,6 +159,13 @@ TIERS = (
         soak=True,
     ),
     Tier(
+        "soak-image",
+        "the image built twice, from two places with nothing cached",
+        ("tests/image",),
+        only_on=("debian",),
+        soak=True,
+    ),
+    Tier(
         "soak-dmem",
         "the enforcer killed 200 times, 100,000 random operations, on a kernel with dmem",
         ("tests/vm/guest/test_enforcer_kill.py", "tests/vm/guest/test_random_use.py"),
