@@ -17,9 +17,10 @@ _NEEDED = {
     "libhsa-runtime64-1": _LIBS / "libhsa-runtime64.so.1",
     "libamdhip64-dev": Path("/usr/include/hip/hip_runtime_api.h"),
     "libhsa-runtime-dev": Path("/usr/include/hsa/hsa_api_trace.h"),
-    "libhsakmt-dev": Path("/usr/include/hsakmt.h"),
     "libdrm-dev": Path("/usr/include/libdrm/amdgpu_drm.h"),
 }
+_THUNK_5 = Path("/usr/include/hsakmt.h")
+_THUNK_6 = Path("/usr/include/hsakmt")
 _C = ["cc", "-std=gnu11", "-D_GNU_SOURCE", "-O2", "-g", "-Wall", "-Wextra", "-Werror"]
 # The table header includes its siblings the way ROCr's own sources do.
 _CXX = ["c++", "-std=c++17", "-O2", "-w", "-DAMD_INTERNAL_BUILD", "-I/usr/include/hsa"]
@@ -45,6 +46,11 @@ def _cc(*arguments: str | Path) -> None:
 
 class NotHere(Exception):  # noqa: N818
     """What the tests of this folder need and this machine lacks."""
+
+
+def rocr_is_5() -> bool:
+    """Whether this machine's ROCr is 5, as Debian 12 has it; else it is 6, as in Debian 13."""
+    return _THUNK_5.exists()
 
 
 def build_thunk(out: Path, *, headers_of_6: Path | None = None) -> None:
@@ -94,6 +100,8 @@ def build_driver(out: Path, hip: str | None = None) -> None:
 def build(root: Path) -> Path:
     """Build hook/, thunk/ and programs/ below root, and return it. Raises NotHere."""
     missing = [package for package, path in _NEEDED.items() if not path.exists()]
+    if not (rocr_is_5() or _THUNK_6.is_dir()):
+        missing.append("libhsakmt-dev")
     if missing:
         raise NotHere(f"needs the packages {' '.join(missing)}")
     if os.geteuid() != 0 or shutil.which("unshare") is None:
@@ -110,7 +118,7 @@ def build(root: Path) -> Path:
         ],
         check=True,
     )
-    build_thunk(root / "thunk")
+    build_thunk(root / "thunk", headers_of_6=None if rocr_is_5() else _THUNK_6)
     (root / "programs").mkdir()
     for name, flags in _WAYS.items():
         _cc(

@@ -10,7 +10,7 @@ import pytest
 from tests.testbed.cache import StepError
 
 from .build import NotHere, build, build_thunk
-from .container import Container
+from .container import WITHOUT_IMAGES, Container
 from .debian import TRIXIE_ROCM, unpacked
 
 if TYPE_CHECKING:
@@ -57,6 +57,5 @@ def newer(container: Container, trixie: Path) -> Container:
     container.rootfs = trixie
     container.thunk = "thunk-6"
     container.give_mib(2048, cus="0-15")
-    # The address library asserts on a made-up chip.
-    container.env["HSA_DISABLE_IMAGE"] = "1"
+    container.env |= WITHOUT_IMAGES
     return container

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from audit_hook.slice import GpuShare, SliceFile, format_slice
 
 from . import sysfs
+from .build import rocr_is_5
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,6 +32,8 @@ HOOK = Path("/usr/local/ringfence")
 THUNK = Path("/usr/local/thunk")
 PROGRAMS = Path("/usr/local/programs")
 _OUT = Path("/srv")
+WITHOUT_IMAGES = {"HSA_DISABLE_IMAGE": "1"}
+"""For ROCr from 5.4: its address library asserts on a made-up chip."""
 
 _ENTER_ROOTFS = """
 set -e
@@ -128,6 +131,8 @@ class Container:
             "LD_AUDIT": str(HOOK / "libringfence-audit.so"),
             "HSA_TOOLS_LIB": str(HOOK / "libringfence-hsa.so"),
         }
+        if not rocr_is_5():
+            self.env |= WITHOUT_IMAGES
 
     @property
     def log(self) -> Path:
@@ -153,9 +158,8 @@ class Container:
             "LD_PRELOAD": str(THUNK / "libdriver.so"),
             "THUNK_GPUS": str(gpus),
             "THUNK_VRAM": str(vram_mib * MIB),
-            # The address library asserts on a made-up chip.
-            "HSA_DISABLE_IMAGE": "1",
         }
+        self.env |= WITHOUT_IMAGES
 
     def give(
         self,

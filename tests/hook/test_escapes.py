@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .container import HOOK, PROGRAMS, THUNK, Container
+from .container import HOOK, PROGRAMS, THUNK, WITHOUT_IMAGES, Container
 
 AUDIT = str(HOOK / "libringfence-audit.so")
 TOOL = str(HOOK / "libringfence-hsa.so")
@@ -59,22 +59,27 @@ def test_eager_binding_does_not_get_past_the_auditor(limited: Container) -> None
     assert limited.hip("malloc=3000", env=env).lines == HELD
 
 
+def empty(container: Container) -> list[str]:
+    """A command that leaves nothing in the environment but what the stand-in needs."""
+    kept = ("LD_LIBRARY_PATH", *WITHOUT_IMAGES)
+    variables = (f"{name}={container.env[name]}" for name in kept if name in container.env)
+    return ["env", "-i", *variables]
+
+
 def test_a_process_that_drops_both_variables_is_not_held(limited: Container) -> None:
     env = {"LD_AUDIT": None, "HSA_TOOLS_LIB": None}
     assert limited.hip("malloc=3000", env=env).lines == ESCAPED
 
 
 def test_a_child_with_an_empty_environment_is_not_held(limited: Container) -> None:
-    thunk = f"LD_LIBRARY_PATH={limited.env['LD_LIBRARY_PATH']}"
-    command = ["env", "-i", thunk, str(PROGRAMS / "hip"), "malloc=3000"]
+    command = [*empty(limited), str(PROGRAMS / "hip"), "malloc=3000"]
     assert limited.run(*command).lines == ESCAPED
 
 
 def test_a_child_with_an_empty_environment_is_held_by_the_preload_file(limited: Container) -> None:
     (limited.root / "etc" / "ld.so.preload").write_text(f"{TOOL}\n")
-    thunk = f"LD_LIBRARY_PATH={limited.env['LD_LIBRARY_PATH']}"
     for program in ("hip", "hip-noplt", "hip-dlsym", "hip-hsa"):
-        command = ["env", "-i", thunk, str(PROGRAMS / program), "malloc=3000", "malloc=1000"]
+        command = [*empty(limited), str(PROGRAMS / program), "malloc=3000", "malloc=1000"]
         assert limited.run(*command).lines == [*HELD, "malloc 0"]
     # Two ways in at once are one.
     assert limited.hip("malloc=1500", "malloc=1500", "free", "malloc=1500").lines == [
@@ -98,8 +103,10 @@ def test_a_set_uid_program_sheds_the_auditor_and_keeps_the_tool(
     program.chmod(0o4755)
     nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
     # In secure mode the loader ignores LD_LIBRARY_PATH too, so the thunk has to be the system's.
-    system = "$(readlink -f /usr/lib/x86_64-linux-gnu/libhsakmt.so.1)"
-    run = f"mount --bind {THUNK / 'libhsakmt.so.1'} {system}"
+    run = (
+        f"for one in {THUNK}/*.so.1; do "
+        "mount --bind $one $(readlink -f /usr/lib/x86_64-linux-gnu/${one##*/}); done"
+    )
     orders = f"{' '.join(nobody)} {{}} {PROGRAMS / 'hip-setuid'} malloc=3000"
     privileged = limited.run("sh", "-c", f"{run}; {orders.format('')}")
     assert privileged.lines == HELD

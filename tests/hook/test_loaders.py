@@ -43,9 +43,11 @@ def compile_programs(directory: Path, *flags: str, dl: str = "-ldl") -> Path:
 
 def compile_for(suite: str, directory: Path) -> Path:
     """The same, for a suite's glibc: built on a newer one they would not start on an old one."""
-    if suite != "bullseye":
+    if suite not in {"bullseye", "bookworm"}:
         return compile_programs(directory)
     sysroot, *others = compiling_for(suite)
+    if suite == "bookworm":
+        return compile_programs(directory, sysroot, *others)
     # By its path: this machine's own would be found first, and has no functions any more.
     dl = f"{sysroot.partition('=')[2]}/lib/x86_64-linux-gnu/libdl.so.2"
     return compile_programs(directory, sysroot, *others, dl=dl)
@@ -53,7 +55,7 @@ def compile_for(suite: str, directory: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compile_programs(tmp_path_factory.mktemp("programs"))
+    return compile_for(SUITES[0], tmp_path_factory.mktemp("programs"))
 
 
 def start(

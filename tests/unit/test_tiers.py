@@ -87,9 +87,11 @@ def test_soak_tiers_run_only_when_asked_for() -> None:
 
 def test_a_tier_for_one_distribution_is_left_to_it() -> None:
     (hook,) = (tier for tier in TIERS if tier.name == "hook")
-    assert fits(hook, {"ID": "debian", "VERSION_ID": "12"})
-    assert not fits(hook, {"ID": "debian", "VERSION_ID": "13"})
+    (soak,) = (tier for tier in TIERS if tier.name == "soak-hook")
+    assert fits(hook, {"ID": "debian", "VERSION_ID": "13"})
     assert not fits(hook, {})
+    assert fits(soak, {"ID": "debian", "VERSION_ID": "12"})
+    assert not fits(soak, {"ID": "debian", "VERSION_ID": "13"})
     (kubelet,) = (tier for tier in TIERS if tier.name == "guest-kubelet")
     assert fits(kubelet, {"ID": "debian", "VERSION_ID": "13"})
     assert not fits(kubelet, {"ID": "ubuntu", "VERSION_ID": "24.04"})
