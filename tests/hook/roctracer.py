@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """AMD's roctracer and the tool by which rocprof traces, built from the source Debian carries.
 
-Debian builds only the annotations of it. Its headers, and ROCr's and HIP's, are sid's.
+Debian's own packages of it are the annotations alone. ROCr's and HIP's headers are sid's.
 """
 
 from __future__ import annotations

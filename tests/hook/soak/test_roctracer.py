@@ -28,6 +28,7 @@ WAYS: dict[str, dict[str, str | None]] = {
     "before": {"HSA_TOOLS_LIB": " ".join([*THEIRS, OURS]), "LD_AUDIT": None},
     "linked": {"LD_PRELOAD": ":".join([str(THUNK / "libdriver.so"), *THEIRS])},
 }
+pytestmark = pytest.mark.timeout(900)
 OUT_OF_RESOURCES = 0x1008
 SECONDS = 240
 """Starting HIP and its compiler with every call traced takes ten of an idle machine's."""
