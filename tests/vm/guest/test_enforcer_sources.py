@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 _RUN = Path("/run/ringfence")
 
 
-def series(enforcer: Enforcer, name: str, one: Tenant) -> int | None:
+def series(enforcer: Enforcer, name: str, one: Tenant) -> float | None:
     """The value of a container's series; None where there is none."""
     labels = rf'container="main",device="[^"]+",namespace="[^"]+",pod="{one.pod.name}"'
     found = re.search(rf"^{name}{{{labels}}} (\S+)$", enforcer.metrics() or "", re.MULTILINE)
-    return None if found is None else int(float(found[1]))
+    return None if found is None else float(found[1])
 
 
 def slice_file(one: Tenant) -> Path:
@@ -73,6 +73,9 @@ def test_vram_that_dmem_lost_to_the_root_is_shown(enforcer: Enforcer, pods: Pods
         "the escape in the metrics",
         lambda: series(enforcer, "ringfence_vram_escaped_bytes", one) == 60 * MIB,
     )
+    evicted = series(enforcer, "ringfence_evicted_seconds_total", one)
+    assert evicted is not None
+    assert evicted > 0
     assert f"main of {one.pod.namespace}/{one.pod.name}" in enforcer.log.read_text()
     assert "dmem does not charge 60 MiB" in enforcer.log.read_text()
     # The gate goes by its own books, and dmem's limit is put back.

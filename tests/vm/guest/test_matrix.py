@@ -8,6 +8,8 @@ the static client, of which no hook knows. ROCr alone: HIP takes half a minute t
 from __future__ import annotations
 
 import re
+import subprocess
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -20,9 +22,13 @@ from enforcer.slices import hook_directory
 from tests.hook.container import HOOK, PROGRAMS, THUNK, Container
 from tests.vm.guest.node import slice_of
 from tests.vm.guest.services import ledger, wait_for
+from tests.vm.guest.test_enforcer_sources import series
 from tests.vm.guest.test_limit import has_region
+from tests.vm.guest.test_views import ringfence
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from enforcer.model import Gpu
     from tests.vm.guest.conftest import Switch
     from tests.vm.guest.node import Pods, Tenant
@@ -41,6 +47,20 @@ def rocr_gets(
     one: Tenant, gpu: Gpu, place: Path, built: Path, *, hook: bool
 ) -> tuple[int, bool, str]:
     """Bytes that a ROCr program in the container had, whether the hook refused more, its errors."""
+    container = rocr_container(one, gpu, place, built)
+    if not hook:
+        for name in ("LD_AUDIT", "HSA_TOOLS_LIB"):
+            assert container.env.pop(name).startswith(str(HOOK))
+    orders = [f"malloc={CHUNK // MIB}"] * (ASKED // CHUNK)
+    result = container.run(*rocr(one, *orders), timeout=200)
+    had = result.lines.count("malloc 0") * CHUNK
+    # All others are refused as out of memory.
+    assert result.lines.count("malloc 2") == (ASKED - had) // CHUNK, (result.out, result.err)
+    return had, f"ringfence: GPU {gpu.bdf}: refused" in result.err, result.err
+
+
+def rocr_container(one: Tenant, gpu: Gpu, place: Path, built: Path) -> Container:
+    """What the plugin gives a container, its ledger apart; and a thunk that leads to KFD."""
     container = Container(place, built)
     container.slice_path.write_text(slice_file(one).read_text())
     bus, device, function = (int(part, 16) for part in re.split("[:.]", gpu.bdf)[1:])
@@ -51,17 +71,25 @@ def rocr_gets(
         "BRIDGE_RENDER": f"/dev/dri/renderD{gpu.render}",
         "LD_PRELOAD": str(THUNK / "libbridge.so"),
     }
-    if not hook:
-        for name in ("LD_AUDIT", "HSA_TOOLS_LIB"):
-            assert container.env.pop(name).startswith(str(HOOK))
-    orders = [f"malloc={CHUNK // MIB}"] * (ASKED // CHUNK)
+    return container
+
+
+@contextmanager
+def books(container: Container, one: Tenant) -> Iterator[None]:
+    """Its ledger is the one that the enforcer reads, as the plugin mounts it."""
+    subprocess.run(
+        ["mount", "--bind", slice_file(one).parent / "ledger", container.ledger], check=True
+    )
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", container.ledger], check=True)
+
+
+def rocr(one: Tenant, *orders: str) -> list[str | Path]:
+    """A command that runs a ROCr program in the tenant's cgroup."""
     procs = one.container.path / "cgroup.procs"
-    result = container.run("/bin/sh", "-c", ENTER, "sh", procs, PROGRAMS / "hip-hsa", *orders,
-                           timeout=200)  # fmt: skip
-    had = result.lines.count("malloc 0") * CHUNK
-    # All others are refused as out of memory.
-    assert result.lines.count("malloc 2") == (ASKED - had) // CHUNK, (result.out, result.err)
-    return had, f"ringfence: GPU {gpu.bdf}: refused" in result.err, result.err
+    return ["/bin/sh", "-c", ENTER, "sh", procs, PROGRAMS / "hip-hsa", *orders]
 
 
 def slice_file(one: Tenant) -> Path:
@@ -127,3 +155,48 @@ def test_who_refuses_with_the_hook_and_without(
         assert SLICE <= int(answer["bytes"]) <= most
     else:
         one.client.kfd_alloc(gpu, ASKED)
+
+
+@pytest.mark.hook
+@pytest.mark.timeout(300)
+def test_with_no_layer_at_all_everything_is_counted_all_the_same(
+    switch: Switch, pods: Pods, gpu: Gpu, built: Path, tmp_path: Path
+) -> None:
+    """By KFD's sysfs, by fdinfo, and by what the hook in a ROCr program writes down."""
+    enforcer = switch.run("none")
+    pod = pods.pod("counted")
+    pods.slices.append(slice_of(pod, "main", gpu, SLICE // MIB))
+    enforcer.give(pods.slices)
+    one = pods.start(pod, pods.slices[0])
+    wait_for("its slice file", lambda: one.container.path.exists() and slice_file(one).exists())
+    one.client.open(gpu)
+    one.client.gem_create(3 * MIB)
+    container = rocr_container(one, gpu, tmp_path / "rocr", built)
+    orders = (f"malloc={CHUNK // MIB}", "wait")
+    with (
+        books(container, one),
+        container.start(*rocr(one, *orders), stdin=subprocess.PIPE) as program,
+    ):
+        assert program.stdout is not None
+        assert program.stdin is not None
+        assert program.stdout.readline() == "malloc 0\n"
+
+        def counts() -> tuple[float, float]:
+            names = ("ringfence_vram_observed_bytes", "ringfence_vram_hook_bytes")
+            observed, hook = (series(enforcer, name, one) or 0 for name in names)
+            return observed, hook
+
+        wait_for("what the hook wrote down", lambda: counts()[1] >= CHUNK)
+        observed, hook = counts()
+        assert CHUNK <= hook < CHUNK + RUNTIME
+        assert hook + 3 * MIB <= observed < hook + 3 * MIB + RUNTIME
+        table = ringfence(enforcer, "top", "--once")
+        assert "gate off: switched off   dmem off: switched off" in table
+        (row,) = (line for line in table.splitlines() if "/counted/" in line)
+        assert row.split()[-1] == "none"
+        text = ringfence(enforcer, "explain", "default/counted", status=3)
+        assert f"by hook    {hook:.0f} bytes" in text
+        program.communicate("\n", timeout=60)
+    # What is left are the client's buffer and its page tables.
+    wait_for("the end of the program", lambda: counts()[1] == 0 and counts()[0] < 4 * MIB)
+    assert "ringfence_vram_requested_bytes{" not in (enforcer.metrics() or "")
