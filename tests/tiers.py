@@ -38,6 +38,12 @@ if TYPE_CHECKING:
 
 _PYTEST = ("python", "-m", "pytest", "-p", "no:cacheprovider")
 _GUEST_SECONDS = 3000.0
+_ESCAPES = (
+    "tests/vm/guest/test_escape_arguments.py",
+    "tests/vm/guest/test_escape_processes.py",
+    "tests/vm/guest/test_escape_sharing.py",
+    "tests/vm/guest/test_random_use.py",
+)
 _SCRAPE = "tests/contract/test_prometheus.py"
 _WITHOUT_KUBELET = "--ignore=tests/vm/guest/kubelet"
 _STOP_SECONDS = 20.0
@@ -179,6 +185,20 @@ TIERS = (
         ("tests/vm/guest/test_enforcer_kill.py", "tests/vm/guest/test_random_use.py"),
         NodeOptions(kernel="nodmem", gpus=2),
         (("RINGFENCE_ROUNDS", "200"), ("RINGFENCE_OPERATIONS", "100000")),
+        soak=True,
+    ),
+    Tier(
+        "soak-fmod-ret",
+        "escapes and random use where no security module is BPF's",
+        _ESCAPES,
+        NodeOptions(kernel="nodmem", gpus=2, lsm="capability"),
+        soak=True,
+    ),
+    Tier(
+        "soak-probes",
+        "escapes and random use on a kernel with dmem, the driver without type information",
+        _ESCAPES,
+        NodeOptions(kernel="dmem", gpus=2, module_btf=False),
         soak=True,
     ),
 )

@@ -30,6 +30,9 @@
  *   reap                  kill them
  *   kill-storm GPU ROUNDS SEED    children that allocate in four threads, each
  *                         killed or ended by one of them at a random moment
+ *   crowd GPU PROCESSES CALLS SEED   children at random real-time priorities, each of
+ *                         which makes and frees a buffer so often: they interrupt
+ *                         each other anywhere                       made refused
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -744,6 +747,71 @@ static int do_kill_storm(struct client *c, int n, char **w)
 	return 0;
 }
 
+static void make_and_free(struct client *c, uint64_t gpu, uint64_t calls, uint64_t state,
+			  int results)
+{
+	struct sched_param priority = { .sched_priority = 1 + (int)(state % 90) };
+	struct kfd_ioctl_alloc_memory_of_gpu_args args;
+	struct kfd_ioctl_free_memory_of_gpu_args gone = { 0 };
+	struct drm_gem_close closed = { 0 };
+	uint32_t done[2] = { 0 };
+	bool failed;
+	uint64_t i;
+
+	if (open_own(c, gpu) || sched_setscheduler(0, SCHED_FIFO, &priority))
+		_exit(1);
+	for (i = 0; i < calls; i++) {
+		if (next_random(&state) & 64) {
+			failed = kfd_alloc(c, gpu, PAGE, DEFAULT_KFD_FLAGS, 0, &args);
+			gone.handle = args.handle;
+			if (!failed)
+				call(c->kfd, AMDKFD_IOC_FREE_MEMORY_OF_GPU, &gone);
+		} else {
+			failed = gem_create(c, PAGE, AMDGPU_GEM_DOMAIN_VRAM, 0, &closed.handle);
+			if (!failed)
+				call(c->drm, DRM_IOCTL_GEM_CLOSE, &closed);
+		}
+		done[failed]++;
+		usleep((useconds_t)(state % 200));
+	}
+	_exit(write(results, done, sizeof(done)) != sizeof(done));
+}
+
+static int do_crowd(struct client *c, int n, char **w)
+{
+	uint64_t gpu, processes, calls, state, i, sum[2] = { 0 };
+	uint32_t done[2];
+	int results[2], status;
+
+	(void)n;
+	if (bad_number(w[0], &gpu) || bad_number(w[1], &processes) || bad_number(w[2], &calls) ||
+	    bad_number(w[3], &state) || pipe(results))
+		return -1;
+	state = state * 2654435761U + 1;
+	for (i = 0; i < processes; i++) {
+		next_random(&state);
+		switch (fork()) {
+		case -1:
+			return -1;
+		case 0:
+			make_and_free(c, gpu, calls, state, results[1]);
+		}
+	}
+	close(results[1]);
+	while (read(results[0], done, sizeof(done)) == sizeof(done)) {
+		sum[0] += done[0];
+		sum[1] += done[1];
+	}
+	close(results[0]);
+	for (i = 0; i < processes; i++)
+		if (wait(&status) < 0 || !WIFEXITED(status) || WEXITSTATUS(status)) {
+			errno = EPROTO;
+			return -1;
+		}
+	say(" made=%" PRIu64 " refused=%" PRIu64, sum[0], sum[1]);
+	return 0;
+}
+
 const struct command escape_commands[] = {
 	{ "name", "COMM", 1, 1, do_name },
 	{ "exec", "", 0, 0, do_exec },
@@ -761,5 +829,6 @@ const struct command escape_commands[] = {
 	{ "bomb", "PROCESSES kfd GPU|gem CHUNK", 3, 4, do_bomb },
 	{ "reap", "", 0, 0, do_reap },
 	{ "kill-storm", "GPU ROUNDS SEED", 3, 3, do_kill_storm },
+	{ "crowd", "GPU PROCESSES CALLS SEED", 4, 4, do_crowd },
 	{ 0 },
 };

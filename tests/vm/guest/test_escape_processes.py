@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 HALF: Final = SHARE // 2
 CHUNK: Final = 256 * 1024
+CROWD: Final = 24
+"""Processes that interrupt each other, and the calls of each."""
+CALLS: Final = 100
 DEEP: Final = 24
 """More cgroups below one another than the gate looks at from the root down."""
 
@@ -60,6 +63,18 @@ def fills(client: PlainClient, before: str = "") -> int:
     answer = client.ask(f"{before}fill gem {CHUNK}")
     assert answer["errno"] == "ENOMEM"
     return int(answer["bytes"])
+
+
+def gives_back(node: Node, share: Share, client: PlainClient) -> None:
+    """All but the client's half, and with it the rest; nobody ever had more than the share."""
+    share.hold(HALF)
+    lost = share.lost()
+    assert node.usage(share.box).peak <= SHARE
+    assert fills(client) == (HALF - lost) // CHUNK * CHUNK
+    client.finish()
+    share.forget()
+    share.hold(0)
+    wait_for("an empty GPU", lambda: not truth.in_vram(node.gpus[0].bdf).total(), 30)
 
 
 class TestAnotherProcess:
@@ -161,9 +176,17 @@ class TestDeath:
         seed = random.SystemRandom().randrange(1 << 32)
         print(f"seed {seed}")
         client.ask(f"kill-storm {node.kfd_id} 24 {seed}")
-        share.hold(HALF)
-        assert node.usage(share.box).peak <= SHARE
-        assert fills(client) == HALF
+        gives_back(node, share, client)
+
+    def test_a_crowd_that_interrupt_each_other_anywhere(
+        self, node: Node, share: Share, client: PlainClient
+    ) -> None:
+        """At real-time priorities: also inside the programs, which the kernel then passes over."""
+        seed = random.SystemRandom().randrange(1 << 32)
+        print(f"seed {seed}")
+        answer = client.ask(f"crowd {node.kfd_id} {CROWD} {CALLS} {seed}")
+        assert int(answer["made"]) + int(answer["refused"]) == CROWD * CALLS
+        gives_back(node, share, client)
 
     def test_cgroup_kill_in_the_middle_of_it(
         self, node: Node, share: Share, client: PlainClient
@@ -173,6 +196,8 @@ class TestDeath:
         wait_for("a child at work", lambda: node.usage(share.box).peak > HALF)
         (share.box / "cgroup.kill").write_text("1")
         client.process.wait(timeout=60)
+        share.hold(0)
+        share.forget()
         share.hold(0)
         assert settled(lambda: not (share.box / "cgroup.procs").read_text())
 

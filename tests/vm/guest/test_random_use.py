@@ -4,6 +4,7 @@
 The processes create, free, map, share and take buffers, fork children that do so and exit or die,
 and are killed in the middle of it. After each round, with nobody at it, the ledger must have for
 each container on each GPU exactly what the driver itself finds in VRAM, and in the end nothing.
+What the kernel passed over the ledger for is charged until its container is empty.
 
 ``RINGFENCE_OPERATIONS`` says how many operations (10,000), ``RINGFENCE_SEED`` repeats a run; seeds
 that failed once are in ``FAILED``.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import os
 import random
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -120,29 +122,47 @@ class Run:
         """Where the ledger has something else than the driver, or more than the limit."""
         found: list[str] = []
         usages = self._node.maps.usage()
+        lost = self._lost()
         for at, gpu in enumerate(self._gpus):
             placed = truth.in_vram(gpu.bdf)
             for box in self._boxes:
-                row = usages.get((box.stat().st_ino, pci_key(gpu.bdf)))
+                key = box.stat().st_ino, pci_key(gpu.bdf)
+                row = usages.get(key)
                 at_least = sum(one.held[at] for one in self._processes if one.box == box)
                 if row is None:
                     if placed[box.name] or at_least:
                         found.append(f"{box.name} {gpu.bdf}: nothing, driver {placed[box.name]}")
                 elif (
                     row.reserved
-                    or row.requested != row.resident
-                    or row.resident + row.page_tables != placed[box.name]
+                    or row.requested != row.resident + lost[key]
+                    # Of what was not followed each may still be there, or not any more.
+                    or not 0 <= placed[box.name] - row.resident - row.page_tables <= lost[key]
                     or not at_least <= row.requested <= LIMITS[at]
                     or row.peak > LIMITS[at]
                 ):
-                    found.append(f"{box.name} {gpu.bdf}: {row}, driver {placed[box.name]}")
+                    found.append(
+                        f"{box.name} {gpu.bdf}: {row}, {lost[key]} not followed, "
+                        f"driver {placed[box.name]}"
+                    )
         return found
+
+    def _lost(self) -> Counter[tuple[int, int]]:
+        """Bytes charged to each container for what the kernel passed over the ledger for."""
+        lost: Counter[tuple[int, int]] = Counter()
+        for one in self._node.maps.buffers().values():
+            if not one.followed:
+                lost.update({(cgroup, one.gpu): one.size for cgroup in one.cgroups})
+        return lost
 
     def end(self) -> None:
         """Everybody leaves; nothing may be left."""
         for one in self._processes:
             one.client.finish()
             one.held = (0,) * len(self._gpus)
+        wait_for("the ledger and the driver to agree", lambda: not self.differences(), 30)
+        # As the enforcer does when nobody is left.
+        for cgroup, gpu in self._lost():
+            self._node.maps.forget(cgroup, gpu)
         usage = self._node.maps.usage
         wait_for("all given back", lambda: all(row.empty for row in usage().values()), 30)
         wait_for("the ledger and the driver to agree", lambda: not self.differences(), 30)
