@@ -172,6 +172,13 @@ TIERS = (
         soak=True,
     ),
     Tier(
+        "soak-newcomer",
+        "the README followed on fresh roots of Debian 12 and 13",
+        ("tests/newcomer",),
+        only_on=("debian",),
+        soak=True,
+    ),
+    Tier(
         "soak-dmem",
         "the enforcer killed 200 times, 100,000 random operations, on a kernel with dmem",
         ("tests/vm/guest/test_enforcer_kill.py", "tests/vm/guest/test_random_use.py"),

@@ -32,6 +32,7 @@ PACKAGES = {
     ),
     "Python": ("python3", "python3-venv", "python3-pip"),
     "checks": ("shellcheck", "git"),
+    "a newcomer's machine": ("debootstrap",),
 }
 """By purpose. The names are the same in Debian 12, Debian 13 and Ubuntu 24.04."""
 
