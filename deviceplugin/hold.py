@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PreStartContainer: the enforcer holds the slice, or the container does not start."""
+"""PreStartContainer: a container starts once its slice is held."""
 
 from __future__ import annotations
 

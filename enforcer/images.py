@@ -12,6 +12,7 @@ import time
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from audit_hook.image import inspect_image
 from enforcer.host import overlay, procs, runtime
 from enforcer.model import ImageLibc
 
@@ -34,10 +35,7 @@ class ImageError(Exception):
 
 
 def look_into(root: str) -> str:
-    """What ``audit_hook.check`` finds in an unpacked image, as JSON. For a process of its own."""
-    # Here alone: its ELF reader is nothing the daemon should carry.
-    from audit_hook.check import inspect_image  # noqa: PLC0415
-
+    """What ``audit_hook.image`` finds in an unpacked image, as JSON. For a process of its own."""
     resource.setrlimit(resource.RLIMIT_DATA, (_MOST_BYTES, _MOST_BYTES))
     try:
         found = inspect_image(Path(root))
@@ -60,9 +58,6 @@ def look_into_layers(about: str) -> str:
 
     ``about`` is JSON: ``proc``, the host's, and ``layers``, directories of the host.
     """
-    # It is imported before the files are the host's.
-    from audit_hook import check  # noqa: F401, PLC0415
-
     asked = json.loads(about)
     layers = [PurePosixPath(layer) for layer in asked["layers"]]
     try:

@@ -37,6 +37,8 @@ _NAMESPACE = (("containerd-namespace", "k8s.io"),)
 _SNAPSHOTTER = "io.containerd.snapshotter.v1."
 _STORAGE = "overlay-images"
 _LEAST_SECONDS = 0.1
+_REMOVE_SECONDS = 2.0
+"""Also where the time is up by then."""
 
 
 class StoreError(Exception):
@@ -69,11 +71,13 @@ class ImageStore:
         deadline = time.monotonic() + seconds
         problems = []
         for socket in (self._host / path for path in _SOCKETS):
-            if socket.is_socket():
-                try:
+            try:
+                if socket.is_socket():
                     return _find(socket, name, deadline)
-                except StoreError as error:
-                    problems.append(str(error))
+            except OSError as error:
+                raise StoreError(f"{socket}: {error.strerror}") from error
+            except StoreError as error:
+                problems.append(str(error))
         raise StoreError(
             "; ".join(problems)
             or f"no container runtime: expected one of {', '.join(_SOCKETS)} below {self._host}"
@@ -157,7 +161,7 @@ def _view(image: StoredImage, deadline: float) -> Iterator[list[PurePosixPath]]:
                     snapshots.Remove(
                         snapshots_pb2.RemoveSnapshotRequest(snapshotter=snapshotter, key=key),
                         metadata=_NAMESPACE,
-                        timeout=_left(deadline),
+                        timeout=_REMOVE_SECONDS,
                     )
     except grpc.RpcError as error:
         raise StoreError(f"{image.socket}: a view of {image.name}: {_why(error)}") from error

@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from audit_hook.check import glibc_version
+from audit_hook.image import glibc_version
 from tests.hook.build import NotHere, build
 from tests.hook.container import HOOK, PROGRAMS, Container
 from tests.hook.debian import libraries_of

@@ -19,8 +19,9 @@ PACKAGES = {
     ),
     "virtual machines": ("qemu-system-x86", "busybox-static", "erofs-utils", "util-linux"),
     "eBPF": ("clang", "llvm", "libbpf1", "libbpf-dev", "python3-bpfcc"),
-    # The last has the default filter of system calls that container runtimes use.
-    "containers": ("runc", "openssl", "golang-github-containers-common"),
+    # The last but one has the default filter of system calls that container runtimes use, the last
+    # makes image stores as CRI-O's.
+    "containers": ("runc", "openssl", "golang-github-containers-common", "containers-storage"),
     "a kubelet and its API server": ("openssl",),
     "the hook, over ROCm without a GPU": (
         *("g++", "rustc", "libamdhip64-5", "libamdhip64-dev", "libhsa-runtime64-1"),

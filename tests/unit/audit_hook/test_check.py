@@ -14,7 +14,8 @@ from elftools.elf.elffile import ELFFile
 from hypothesis import given, settings
 
 from audit_hook import check
-from audit_hook.check import Libc, Rule, auditor_rule, glibc_version, inspect_image, main
+from audit_hook.check import Rule, auditor_rule, main
+from audit_hook.image import Libc, glibc_version, inspect_image
 from tests.hook.fuzz import elf
 
 if TYPE_CHECKING:

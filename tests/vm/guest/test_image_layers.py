@@ -6,13 +6,17 @@ from __future__ import annotations
 import json
 import os
 import stat
-from pathlib import Path
+import subprocess
+import tarfile
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 import pytest
 
 from enforcer.host.apart import Apart
 from enforcer.images import LAYERS, look_into_layers
+from enforcer.imagestore.client import ImageStore
+from tests.unit.enforcer.imagestore.runtime import Runtime, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,7 +31,7 @@ def apart() -> Iterator[Apart]:
     one.close()
 
 
-def look(apart: Apart, layers: Sequence[Path]) -> dict[str, object]:
+def look(apart: Apart, layers: Sequence[PurePath]) -> dict[str, object]:
     about = json.dumps({"proc": "/proc", "layers": [str(layer) for layer in layers]})
     (answer,) = apart.ask(LAYERS, [about], 60)
     assert not answer.silent, answer
@@ -90,3 +94,36 @@ def test_nothing_stays_mounted(apart: Apart, tmp_path: Path) -> None:
     before = Path("/proc/self/mountinfo").read_text()
     look(apart, [musl(tmp_path, "2"), libc(tmp_path, "1")])
     assert Path("/proc/self/mountinfo").read_text() == before
+
+
+def test_a_store_as_cri_o_keeps_it_names_its_layers(apart: Apart, tmp_path: Path) -> None:
+    graph = tmp_path / "graph"
+    layers: list[str] = []
+    for number, one in enumerate((libc, layer, musl)):
+        archive = tmp_path / f"{number}.tar"
+        with tarfile.open(archive, "w") as tar:
+            tar.add(one(tmp_path, f"{number}"), ".")
+            if one is musl:
+                tar.addfile(tarfile.TarInfo("./lib/.wh.libc.so.6"))
+        layers.append(storage(graph, "import-layer", "-f", str(archive), *layers[-1:]))
+    # Where the store is, seen from the host's root.
+    host = tmp_path / "host"
+    host.mkdir()
+    (host / "tmp").symlink_to("/tmp")
+    for top, kind in zip(layers, ("glibc", "glibc", "musl"), strict=True):
+        image = storage(graph, "create-image", top)
+        runtime = Runtime(str(graph / "overlay-images"), {}, [], image)
+        with serving(runtime, host / "run/crio/crio.sock"):
+            store = ImageStore(host)
+            with store.layers(store.find("debian:12", 30), 30) as found:
+                assert look(apart, found)["libc"] == kind
+
+
+def storage(graph: Path, *words: str) -> str:
+    """Does that to a store as its own library does; the first word of what it says."""
+    run = graph.with_name("run")
+    options = ["--graph", str(graph), "--run", str(run), "--storage-driver", "overlay"]
+    said = subprocess.run(
+        ["containers-storage", *options, *words], check=True, capture_output=True, text=True
+    ).stdout
+    return said.split()[0]

@@ -33,7 +33,14 @@ CONTAINERD = "/var/lib/containerd/io.containerd.snapshotter.v1.overlayfs"
 class Runtime(ImageServiceServicer, SnapshotsServicer):
     """A runtime with one image, ``debian:12``."""
 
-    def __init__(self, store: str, info: dict[str, str], mounts: list[snapshots_pb2.Mount]) -> None:
+    def __init__(
+        self,
+        store: str,
+        info: dict[str, str],
+        mounts: list[snapshots_pb2.Mount],
+        image: str = IMAGE,
+    ) -> None:
+        self.image = image
         self.store = store
         self.info = info
         self.mounts = mounts
@@ -46,7 +53,7 @@ class Runtime(ImageServiceServicer, SnapshotsServicer):
         if request.image.image != "debian:12":
             return cri_pb2.ImageStatusResponse()
         return cri_pb2.ImageStatusResponse(
-            image=cri_pb2.Image(id=IMAGE), info=self.info if request.verbose else {}
+            image=cri_pb2.Image(id=self.image), info=self.info if request.verbose else {}
         )
 
     def ImageFsInfo(  # noqa: N802

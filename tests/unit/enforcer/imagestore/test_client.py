@@ -141,6 +141,11 @@ def test_a_node_without_a_runtime_is_told(tmp_path: Path) -> None:
         ImageStore(tmp_path).find("debian:12", 5)
 
 
+def test_a_root_that_cannot_be_looked_at_is_told(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"containerd\.sock: File name too long"):
+        ImageStore(tmp_path / ("x" * 300)).find("debian:12", 5)
+
+
 def test_a_runtime_without_kubernetes_is_passed_over(tmp_path: Path) -> None:
     socket = tmp_path / "run/containerd/containerd.sock"
     socket.parent.mkdir(parents=True)
