@@ -36,6 +36,12 @@ def slice_file(one: Tenant) -> Path:
     return hook_directory(_RUN, one.pod.uid, "main") / "slice"
 
 
+def told(one: Tenant) -> str:
+    """The slice file's text; empty until there is one, which is after the limits are in force."""
+    path = slice_file(one)
+    return path.read_text() if path.exists() else ""
+
+
 def test_every_source_agrees_to_the_byte(enforcer: Enforcer, pods: Pods, gpu: Gpu) -> None:
     one = tenant(pods, enforcer, gpu, 64)
     one.client.ask(f"map {one.client.kfd_alloc(gpu, 40 * MIB)}")
@@ -101,7 +107,7 @@ def test_without_bpf_there_are_series_all_the_same(switch: Switch, pods: Pods, g
     assert "ringfence_vram_requested_bytes{" not in text
     kernel = dmem_max(one.container.path, gpu.bdf) is not None
     refuses = "refuse kernel\n" if kernel else "refuse hook\n"
-    wait_for("who refuses", lambda: refuses in slice_file(one).read_text())
+    wait_for("who refuses", lambda: refuses in told(one))
 
 
 def test_the_hook_is_told_its_slice_and_that_the_kernel_refuses(
@@ -109,7 +115,7 @@ def test_the_hook_is_told_its_slice_and_that_the_kernel_refuses(
 ) -> None:
     one = tenant(pods, enforcer, gpu, 64)
     path = slice_file(one)
-    wait_for("who refuses", lambda: "refuse kernel\n" in path.read_text())
+    wait_for("who refuses", lambda: "refuse kernel\n" in told(one))
     line = f"gpu {gpu.bdf} vram={64 * MIB} cus=all kfd={gpu.kfd_id} render={gpu.render}"
     assert line in path.read_text()
     books = path.parent / "ledger/usage.v1"
