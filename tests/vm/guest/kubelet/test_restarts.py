@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a killed container, kubelet, plugin or enforcer changes for pods of a real kubelet."""
+"""What a killed container, kubelet or plugin changes for pods of a real kubelet."""
 
 from __future__ import annotations
 
@@ -30,26 +30,6 @@ def test_a_killed_container_starts_again_with_the_slice_it_had(cluster: Cluster,
         client.open(gpu)
         assert int(client.ask(f"fill kfd {gpu.kfd_id} {MIB}")["bytes"]) == 96 * MIB
     leaves_nothing(cluster, other, gpu)
-
-
-def test_no_container_starts_while_nothing_holds_its_slice(cluster: Cluster, gpu: Gpu) -> None:
-    cluster.enforcer.kill()
-    pod = cluster.admitted("waits", cluster.share(0, 96, 16))
-
-    def refused() -> dict[str, str] | None:
-        now = cluster.api.pod("waits")
-        assert now is not None
-        [status] = now["status"].get("containerStatuses") or [{"state": {}}]
-        waiting: dict[str, str] = status["state"].get("waiting", {})
-        return waiting if waiting.get("reason") == "CreateContainerConfigError" else None
-
-    why = eventually("the refusal of its start", refused)
-    assert "enforcer" in why["message"]
-    assert any("PreStartContainer" in event for event in cluster.api.events("waits"))
-    cluster.enforcer.start()
-    one = cluster.running(pod)
-    is_held(one, gpu, 96 * MIB)
-    leaves_nothing(cluster, one, gpu)
 
 
 def test_a_killed_kubelet_finds_plugin_and_pods_again(cluster: Cluster, gpu: Gpu) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which pods of a real kubelet start on a kernel that can hold nothing."""
+"""What must be there before a container of a real kubelet starts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from deviceplugin.hook import AUDITOR, IN_CONTAINER, TOOL
 from enforcer.api.client import Client, EnforcerError
 from enforcer.model import MIB
 from tests.vm.guest.kubelet import image
-from tests.vm.guest.kubelet.cluster import container, is_held
+from tests.vm.guest.kubelet.cluster import container, is_held, leaves_nothing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,22 +36,27 @@ def hook(cluster: Cluster) -> Iterator[Path]:
 
 
 @pytest.fixture
-def no_layer(cluster: Cluster) -> Iterator[None]:
-    """No layer of the kernel is left to the enforcer."""
+def no_enforcer(cluster: Cluster) -> Iterator[None]:
+    """Nothing is left in the kernel, and nobody is there to put anything into it."""
     cluster.enforcer.kill()
     cluster.enforcer.unload()
-    cluster.bare_enforcer.start()
     yield
     if cluster.bare_enforcer.alive():
         cluster.bare_enforcer.kill()
+    if not cluster.enforcer.alive():
         cluster.enforcer.start()
 
 
-@pytest.mark.usefixtures("hook", "no_layer")
-def test_without_a_kernel_layer_an_image_starts_only_if_it_loads_the_hook(
+@pytest.mark.usefixtures("hook", "no_enforcer")
+def test_a_container_starts_only_if_something_will_hold_its_slice(
     cluster: Cluster, gpu: Gpu
 ) -> None:
     static = cluster.admitted("static", cluster.share(0, 96, 16))
+    cluster.start_refused("static", "enforcer")
+    assert any("PreStartContainer" in event for event in cluster.api.events("static"))
+
+    # It can hold nothing: the hook may, in an image that loads it.
+    cluster.bare_enforcer.start()
     main = container("main", 1) | {"image": image.GLIBC}
     dynamic = cluster.running(cluster.admitted("dynamic", cluster.share(0, 64, 16), main))
     assert dynamic.environment()["LD_AUDIT"] == str(IN_CONTAINER / AUDITOR)
@@ -66,5 +71,7 @@ def test_without_a_kernel_layer_an_image_starts_only_if_it_loads_the_hook(
 
     cluster.bare_enforcer.kill()
     cluster.enforcer.start()
+    started = cluster.running(static)
+    is_held(started, gpu, 96 * MIB)
     is_held(dynamic, gpu, 64 * MIB)
-    is_held(cluster.running(static), gpu, 96 * MIB)
+    leaves_nothing(cluster, started, gpu)
