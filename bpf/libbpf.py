@@ -91,14 +91,15 @@ class _LinkInfo(ctypes.Structure):
         ("type", c_uint32),
         ("id", c_uint32),
         ("prog_id", c_uint32),
+        ("pad", c_uint32),
         ("event", c_uint32),
-        ("between", ctypes.c_char * 32),
+        ("between", ctypes.c_char * 28),
         ("missed", c_uint64),
     )
 
 
 _LINK_PERF_EVENT: Final = 7
-_EVENT_KPROBE: Final = 4
+_EVENT_KPROBE: Final = 3
 
 
 class _RunOpts(ctypes.Structure):
@@ -126,7 +127,13 @@ class _RunOpts(ctypes.Structure):
 class _ProgramInfo(ctypes.Structure):
     """``struct bpf_prog_info`` up to what we read, since Linux 5.12."""
 
-    _fields_ = (("before", ctypes.c_char * 208), ("recursion_misses", c_uint64))
+    _fields_ = (
+        ("type", c_uint32),
+        ("id", c_uint32),
+        ("tag", ctypes.c_uint8 * 8),
+        ("between", ctypes.c_char * 192),
+        ("recursion_misses", c_uint64),
+    )
 
 
 _PRINT = ctypes.CFUNCTYPE(c_int, c_int, c_char_p, c_void_p)
@@ -311,20 +318,46 @@ class Libbpf:
         also while a task was preempted there that is inside a map. Kernels before 6.7 do not count
         what a kprobe misses.
         """
+        linked, program = self._behind(link)
+        probe = linked.type == _LINK_PERF_EVENT and linked.event == _EVENT_KPROBE
+        return int(program.recursion_misses) + (int(linked.missed) if probe else 0)
+
+    def program_tag(self, pin: Path, *, linked: bool = True) -> str:
+        """The kernel's digest of the code of a pinned program, or of the one behind a link."""
+        if linked:
+            return bytes(self._behind(pin)[1].tag).hex()
+        fd = self._check(f"{pin}: cannot open", self.lib.bpf_obj_get(os.fsencode(pin)))
+        try:
+            return bytes(self._program_info(fd).tag).hex()
+        finally:
+            os.close(fd)
+
+    def program_id(self, link: Path) -> int:
+        """The kernel's number of the program behind a pinned link."""
+        return int(self._behind(link)[0].prog_id)
+
+    def open_program(self, number: int) -> int:
+        """File descriptor of a program by its number; the caller closes it."""
+        return self._check(f"program {number}", self.lib.bpf_prog_get_fd_by_id(number))
+
+    def _behind(self, link: Path) -> tuple[_LinkInfo, _ProgramInfo]:
+        """What the kernel says of a pinned link, and of its program."""
+        linked = _LinkInfo()
         fd = self._check(f"{link}: cannot open", self.lib.bpf_obj_get(os.fsencode(link)))
         try:
-            linked = _LinkInfo()
             self._info(fd, linked)
         finally:
             os.close(fd)
-        fd = self._check(f"{link}: no program", self.lib.bpf_prog_get_fd_by_id(linked.prog_id))
+        fd = self.open_program(linked.prog_id)
         try:
-            program = _ProgramInfo()
-            self._info(fd, program)
+            return linked, self._program_info(fd)
         finally:
             os.close(fd)
-        probe = linked.type == _LINK_PERF_EVENT and linked.event == _EVENT_KPROBE
-        return int(program.recursion_misses) + (int(linked.missed) if probe else 0)
+
+    def _program_info(self, fd: int) -> _ProgramInfo:
+        program = _ProgramInfo()
+        self._info(fd, program)
+        return program
 
     def _info(self, fd: int, info: ctypes.Structure) -> None:
         size = c_uint32(ctypes.sizeof(info))

@@ -9,9 +9,12 @@ and only then do the old ones go. A crash at any point leaves the old or the new
 
 from __future__ import annotations
 
+import base64
 import ctypes
 import errno
 import fcntl
+import hashlib
+import json
 import os
 import re
 import secrets
@@ -21,14 +24,14 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from bpf import decode
 from bpf.btf import MODULES, KernelTypes
 from bpf.libbpf import BpfError, Libbpf, RingBuffer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from typing import Self
 
 PIN_ROOT: Final = Path("/sys/fs/bpf/ringfence") / str(decode.SCHEMA)
@@ -128,6 +131,14 @@ _COUNTED_BY_KEYS: Final = (
 
 _FORGET: Final = "forget"
 """A program that is attached to nothing and run by ``Maps.forget``."""
+_QUEUES: Final = "queue_created"
+"""A program that only a ledger that follows queues has."""
+_RECORD: Final = "record"
+"""Beside a part's pins, a symbolic link (a BPF file system has no files) whose text says what was
+attached, and from which build. It is made last: without it a part is never taken for whole."""
+_NAME_MAX: Final = 255
+_ATTACHING: Final = 1
+"""Grows when the same object would be attached in another way."""
 _PROBES: Final = "ledger_probes.bpf.o"
 _PROBE: Final = "kprobe/"
 _REQUIRED_PROBES: Final = frozenset({"bo_create", "bo_destroy", "ioctl_end"})
@@ -379,6 +390,11 @@ class Maps:
         """False before one was loaded, and after the driver went from under one of probes."""
         return self._acting(_Part.LEDGER) != (0, 0)
 
+    def follows_queues(self) -> bool:
+        """Whether the ledger that acts knows of compute queues; one of probes does not."""
+        generation = self._acting(_Part.LEDGER)[1]
+        return (self.pin_root / str(generation) / (_Part.LEDGER.prefix + _QUEUES)).exists()
+
     def set_policy(self, wanted: decode.Policy) -> None:
         """Holds from the next call on, and stays when this process ends."""
         for index, word in decode.pack_policy(wanted).items():
@@ -525,29 +541,35 @@ class Ledger(_Loaded):
     @property
     def by_probes(self) -> bool:
         """True where the driver has no type information and is followed by kprobes."""
-        return "bo_init" in self.attached
+        return _by_probes(self.attached)
 
     def _part(self) -> _Part:
         return _Part.LEDGER
 
 
-def load_gate(object_path: Path, pin_root: Path = PIN_ROOT) -> Gate:
+def load_gate(object_path: Path, pin_root: Path = PIN_ROOT, *, keep: bool = False) -> Gate:
     """Attach the gate, or take over from the one attached.
 
     It refuses limited callers until a ledger is loaded too: without one nothing is ever given
     back. Where an earlier version's parts act, load the ledger first: that one follows what any
-    gate lets pass. Raises BpfError, with the previous gate still acting.
+    gate lets pass. ``keep``: one that acts, is whole and is of this very build stays as it is.
+    Raises BpfError, with the previous gate still acting.
     """
-    return Gate(pin_root, *_load(object_path, pin_root, _Part.GATE))
+    kept = _kept(object_path, pin_root, _Part.GATE) if keep else None
+    return Gate(pin_root, *(kept or _load(object_path, pin_root, _Part.GATE)))
 
 
-def load_ledger(object_path: Path, pin_root: Path = PIN_ROOT) -> Ledger:
+def load_ledger(object_path: Path, pin_root: Path = PIN_ROOT, *, keep: bool = False) -> Ledger:
     """Attach the ledger (source ``bo``) to the driver, or take over from the one attached.
 
     A driver without type information is followed by kprobes, from the object beside this one. Its
-    links hold the driver's module: ``detach`` before unloading that. Raises BpfError, with the
-    previous ledger still acting, where the driver is not loaded or cannot be followed either way.
+    links hold the driver's module: ``detach`` before unloading that. ``keep`` as for the gate.
+    Raises BpfError, with the previous ledger still acting, where the driver is not loaded or cannot
+    be followed either way.
     """
+    for path in (object_path, object_path.with_name(_PROBES)) if keep else ():
+        if kept := _kept(path, pin_root, _Part.LEDGER):
+            return Ledger(pin_root, *kept)
     with KernelTypes(Libbpf()) as types:
         typed = types.has_function("amdgpu_bo_create")
     if not typed and _symbols(frozenset({"amdgpu_bo_create"})):
@@ -602,10 +624,90 @@ def _load(object_path: Path, pin_root: Path, part: _Part) -> tuple[int, Mapping[
             except BaseException:
                 _remove(links)
                 raise
+            _write_record(library, object_path, links, part, attached)
             _remove_links(pin_root, part, keep=generation)
         finally:
             library.close_object(opened)
     return generation, MappingProxyType(attached)
+
+
+def _kept(
+    object_path: Path, pin_root: Path, part: _Part
+) -> tuple[int, Mapping[str, str | None]] | None:
+    """Generation and programs of a part that acts, is of this build and has all it had.
+
+    The gate's programs are proven again, each with a call of its own; those of the ledger, which
+    nobody can call, are compared with what was attached. None, whatever is the matter with it.
+    """
+    library = Libbpf()
+    with suppress(BpfError, OSError, ValueError, KeyError), _locked(pin_root):
+        with Maps(library, pin_root) as maps:
+            oldest, generation = maps._acting(part)
+            links = pin_root / str(generation)
+            record = _decode((links / (part.prefix + _RECORD)).readlink().as_posix())
+            attached: dict[str, str | None] = dict.fromkeys(record["attached"])
+            if (
+                oldest != generation
+                or record["build"] != _build(object_path)
+                or record["programs"] != _programs(library, links, part, attached)
+                or (part is _Part.GATE and not _proven(maps, generation, attached))
+            ):
+                return None
+        _remove_links(pin_root, part, keep=generation)
+        return generation, MappingProxyType(attached | record["left_out"])
+    return None
+
+
+def _write_record(
+    library: Libbpf,
+    object_path: Path,
+    links: Path,
+    part: _Part,
+    attached: Mapping[str, str | None],
+) -> None:
+    """For ``_kept``. A part without one is in force all the same, and loaded anew the next time."""
+    present = [name for name, why_not in attached.items() if why_not is None]
+    with suppress(BpfError, OSError):
+        record = {
+            "build": _build(object_path),
+            "attached": present,
+            "left_out": {name: why for name, why in attached.items() if why is not None},
+            "programs": _programs(library, links, part, present),
+        }
+        (links / (part.prefix + _RECORD)).symlink_to(_encode(record))
+
+
+def _encode(record: Mapping[str, object]) -> str:
+    """As a path to nowhere: whoever follows it must find each of its names short enough."""
+    text = base64.urlsafe_b64encode(json.dumps(record).encode()).decode()
+    return "/".join(text[at : at + _NAME_MAX] for at in range(0, len(text), _NAME_MAX))
+
+
+def _decode(text: str) -> dict[str, Any]:
+    """The reverse of ``_encode``. Raises ValueError."""
+    record: dict[str, Any] = json.loads(base64.urlsafe_b64decode(text.replace("/", "")))
+    return record
+
+
+def _build(object_path: Path) -> str:
+    return hashlib.sha256(b"%d " % _ATTACHING + object_path.read_bytes()).hexdigest()
+
+
+def _programs(library: Libbpf, links: Path, part: _Part, attached: Iterable[str]) -> str:
+    """A digest of the code behind each pin of a part. Raises BpfError where one is missing."""
+    tags = {name: library.program_tag(links / (part.prefix + name)) for name in sorted(attached)}
+    if part is _Part.LEDGER:
+        forget = links / (part.prefix + _FORGET)
+        tags[_FORGET] = library.program_tag(forget, linked=False)
+    return hashlib.sha256(repr(tags).encode()).hexdigest()
+
+
+def _proven(maps: Maps, generation: int, attached: Mapping[str, str | None]) -> bool:
+    """Whether the gate's programs refuse a dummy call each, and the right one decides."""
+    lsm = (generation,) * 2 if _LSM in attached else (0, 0)
+    return maps._acting(_Stand.LSM) == lsm and all(
+        maps._refused_dummy(generation, hook) for name, hook in _HOOKS.items() if name in attached
+    )
 
 
 def _prove(maps: Maps, generation: int, links: Path, attached: dict[str, str | None]) -> None:
@@ -641,12 +743,16 @@ def _select(library: Libbpf, opened: int, part: _Part) -> dict[str, str | None]:
     }
     if _LSM in targets:
         targets[_LSM] = f"bpf_lsm_{targets[_LSM]}"
-    probed = {targets[name] for _, name, section in programs if section.startswith(_PROBE)}
+    by_probes = _by_probes(targets)
+    # A driver with type information has that of what is probed, too, and it is sooner looked up.
+    probed = {
+        targets[name] for _, name, section in programs if by_probes and section.startswith(_PROBE)
+    }
     symbols = _symbols(frozenset(probed)) if probed else frozenset()
     with KernelTypes(library) as types:
         present = {target for target in targets.values() if types.has_function(target)}
         lsm_passed_over = not all(types.has_function(name) for name in _TWO_WAYS_IN)
-    required = _required(part, probes=bool(probed))
+    required = _required(part, probes=by_probes)
     attached: dict[str, str | None] = {}
     for program, name, _ in programs:
         if name == _FORGET:
@@ -669,9 +775,14 @@ def _select(library: Libbpf, opened: int, part: _Part) -> dict[str, str | None]:
                 "built with CONFIG_DEBUG_INFO_BTF_MODULES?"
             )
         library.skip_program(program)
-    if probed and all(attached[name] is not None for name in _REQUIRED_ONE_OF):
+    if by_probes and all(attached[name] is not None for name in _REQUIRED_ONE_OF):
         raise BpfError(f"ledger: {attached[min(_REQUIRED_ONE_OF)]}; is it amdgpu that is loaded?")
     return attached
+
+
+def _by_probes(programs: Iterable[str]) -> bool:
+    """Whether they are those of the ledger for a driver without type information."""
+    return "bo_init" in programs
 
 
 def _required(part: _Part, *, probes: bool) -> frozenset[str]:
@@ -688,7 +799,7 @@ def _attach(
     library: Libbpf, opened: int, links: Path, part: _Part, attached: dict[str, str | None]
 ) -> None:
     """Attach and pin each; what may be missing is noted, not fatal."""
-    required = _required(part, probes="bo_init" in attached)
+    required = _required(part, probes=_by_probes(attached))
     for program, name, _ in library.programs(opened):
         if name == _FORGET:
             library.pin_program(program, links / (part.prefix + name))

@@ -33,6 +33,8 @@ class Readings:
     """By ``Limit.key``; None: there is no ledger. A cgroup without a row has used nothing."""
     charged: Mapping[tuple[str, str], int]
     """``dmem.current`` by (cgroup path, BDF)."""
+    queues: bool = True
+    """Whether the ledger follows compute queues."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +175,7 @@ def container_usage(
         owner = owners[limit.cgroup_id]
         uid, name = _identity(owner)
         one = pods[uid]
-        usage = _usage(readings.ledger, limit.key, readings.charged.get((limit.path, limit.bdf)))
+        usage = _usage(readings, limit.key, readings.charged.get((limit.path, limit.bdf)))
         if (found := checked.get(limit.key)) is not None:
             usage = replace(
                 usage,
@@ -211,21 +213,20 @@ def _identity(owner: Container | PodCgroup) -> tuple[str, str]:
     return owner.uid, ""
 
 
-def _usage(
-    ledger: Mapping[tuple[int, int], LedgerRow] | None, key: tuple[int, int], charged: int | None
-) -> Usage:
-    if ledger is None:
+def _usage(readings: Readings, key: tuple[int, int], charged: int | None) -> Usage:
+    if readings.ledger is None:
         return Usage(dmem_current=charged)
-    row = ledger.get(key)
+    row = readings.ledger.get(key)
+    held = (0, 0, 0, 0, 0)
+    if row is not None:
+        held = (row.requested, row.resident, row.page_tables, row.peak, row.refusals)
+    usage = Usage(*held, charged)
+    if not readings.queues:
+        return usage
     if row is None:
-        return Usage(0, 0, 0, 0, 0, charged, queues=0, queues_masked=0, masks_wider=0)
-    return Usage(
-        row.requested,
-        row.resident,
-        row.page_tables,
-        row.peak,
-        row.refusals,
-        charged,
+        return replace(usage, queues=0, queues_masked=0, masks_wider=0)
+    return replace(
+        usage,
         queues=row.queues,
         queues_masked=row.queues_masked,
         masks_wider=row.masks_wider,

@@ -63,7 +63,7 @@ class KernelLayers:
         if self.ledger == "none" and self._predecessor():
             self._load_ledger()
         try:
-            gate = loader.load_gate(self._objects / "gate.bpf.o", self._pins)
+            gate = loader.load_gate(self._objects / "gate.bpf.o", self._pins, keep=True)
             proven = gate.self_test()
             if self.maps is None:
                 self.maps = loader.open_maps(self._pins)
@@ -123,6 +123,13 @@ class KernelLayers:
             return self.maps.limits(), self.maps.usage()
         except BpfError as error:
             raise OSError(str(error)) from error
+
+    def follows_queues(self) -> bool:
+        """Whether the ledger knows of compute queues and their masks."""
+        try:
+            return self.maps is not None and self.maps.follows_queues()
+        except (BpfError, OSError):
+            return False
 
     def pending(self) -> Mapping[tuple[int, int], int | None]:
         """The limits for new containers by (pod's cgroup id, GPU); none where unreadable."""
@@ -222,7 +229,7 @@ class KernelLayers:
 
     def _load_ledger(self) -> bool:
         try:
-            ledger = loader.load_ledger(self._objects / "ledger.bpf.o", self._pins)
+            ledger = loader.load_ledger(self._objects / "ledger.bpf.o", self._pins, keep=True)
         except (BpfError, OSError) as error:
             self.problems["ledger"] = f"ledger not loaded: {error}"
             return False

@@ -329,7 +329,11 @@ class Enforcer:
     ) -> list[ContainerUsage]:
         if found.root is None:
             return []
-        readings = Readings(books, charged(found.root, wanted, self._devices.regions, problems))
+        readings = Readings(
+            books,
+            charged(found.root, wanted, self._devices.regions, problems),
+            queues=self._kernel.follows_queues(),
+        )
         checked, differences = self._sources.look(
             now, found.root, wanted, found.owners, held, readings
         )

@@ -127,7 +127,9 @@ def read_node(where: Place) -> Snapshot:
     proven = protections(wanted, _actual(wanted, root, maps, regions))
     rows = []
     if root is not None:
-        readings = Readings(maps.usage, charged(root, wanted, regions, problems))
+        readings = Readings(
+            maps.usage, charged(root, wanted, regions, problems), queues=maps.queues
+        )
         checked = _checked(roots, root, wanted, gpus, problems)
         rows = container_usage(wanted, owners, held, readings, proven, checked)
     return Snapshot(
@@ -151,6 +153,7 @@ class _Maps:
     counters: tuple[tuple[str, int], ...] = ()
     fill: tuple[tuple[str, int, int], ...] = ()
     attached: bool = False
+    queues: bool = False
 
 
 def _maps(pins: Path, problems: list[str]) -> _Maps:
@@ -162,6 +165,7 @@ def _maps(pins: Path, problems: list[str]) -> _Maps:
                 tuple(sorted(maps.counters().items())),
                 tuple((name, used, most) for name, (used, most) in sorted(maps.fill().items())),
                 any(pins.glob("*/gate_*")),
+                maps.follows_queues(),
             )
     except (BpfError, OSError) as error:
         problems.append(f"the gate's maps cannot be read: {error}")

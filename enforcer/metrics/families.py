@@ -310,6 +310,7 @@ def _uuid(gpu: Gpu) -> str:
 
 
 _NO_LEDGER = "no BPF ledger on this node (`ringfence_ledger_info`)"
+_NO_QUEUES = f"{_NO_LEDGER}, or a driver without type information"
 _NO_DMEM = "no dmem for this GPU"
 _WHOLE = "the whole GPU"
 _NOT_YET = "its processes were not looked at yet, which takes up to 5 s"
@@ -464,7 +465,7 @@ FAMILIES: tuple[Family, ...] = (
         "Live compute queues, with a CU mask within the slice and without.",
         (*_ROW, "masked"),
         _compute_queues,
-        _NO_LEDGER,
+        _NO_QUEUES,
     ),
     Family(
         "ringfence_wider_masks_total",
@@ -472,7 +473,7 @@ FAMILIES: tuple[Family, ...] = (
         "CU masks it asked for that went beyond its slice.",
         _ROW,
         _wider,
-        _NO_LEDGER,
+        _NO_QUEUES,
     ),
     _of_activity(
         "ringfence_evicted_seconds_total",

@@ -48,6 +48,18 @@ def test_two_loaders_at_once_are_told_apart(tmp_path: Path) -> None:
         os.close(holder)
 
 
+@pytest.mark.parametrize("programs", [0, 3, 30])
+def test_a_record_is_a_path_that_leads_nowhere(tmp_path: Path, programs: int) -> None:
+    record = {
+        "build": "b" * 64,
+        "left_out": {f"p{n}": "no /x//y/../z: \u00fc" for n in range(programs)},
+    }
+    link = tmp_path / "record"
+    link.symlink_to(loader._encode(record))
+    assert loader._decode(link.readlink().as_posix()) == record
+    assert not link.exists()
+
+
 def test_opening_maps_where_nothing_is_pinned_names_the_first(tmp_path: Path) -> None:
     with pytest.raises(BpfError, match=f"{tmp_path}/active: cannot open the pinned map"):
         loader.open_maps(tmp_path)

@@ -65,6 +65,15 @@ def test_an_idle_container_has_used_nothing() -> None:
     assert rows == [_row(Usage(0, 0, 0, 0, 0, None, queues=0, queues_masked=0, masks_wider=0))]
 
 
+@pytest.mark.parametrize("ledger", [{}, {LIMIT.key: LedgerUsage(0)}])
+def test_a_ledger_that_follows_no_queues_does_not_tell_of_none(
+    ledger: dict[tuple[int, int], LedgerUsage],
+) -> None:
+    readings = Readings(ledger, {}, queues=False)
+    rows = container_usage([LIMIT], OWNERS, [SLICE], readings, {}, {})
+    assert rows == [_row(Usage(0, 0, 0, 0, 0, None))]
+
+
 def test_without_a_ledger_its_numbers_are_unknown() -> None:
     rows = container_usage([LIMIT], OWNERS, [SLICE], Readings(None, {("poda/c", GPU): 5}), {}, {})
     assert rows == [_row(Usage(dmem_current=5))]

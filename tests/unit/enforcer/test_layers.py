@@ -95,8 +95,8 @@ def test_a_predecessor_s_ledger_is_replaced_before_its_gate(
         order.append(part)
         raise BpfError(part)
 
-    monkeypatch.setattr(loader, "load_gate", lambda *_: load("gate"))
-    monkeypatch.setattr(loader, "load_ledger", lambda *_: load("ledger"))
+    monkeypatch.setattr(loader, "load_gate", lambda *_, **__: load("gate"))
+    monkeypatch.setattr(loader, "load_ledger", lambda *_, **__: load("ledger"))
     if upgrade:
         link = tmp_path / "bpf/1/7/ledger_bo_create"
         link.parent.mkdir(parents=True)
@@ -120,7 +120,7 @@ def test_a_ledger_of_probes_says_so_where_it_has_no_right_to_real_time(
 
     attached = {"bo_init": None} if by_probes else {"bo_created": None}
     made = loader.Ledger(Path("/nowhere"), 1, attached)
-    monkeypatch.setattr(loader, "load_ledger", lambda *_: made)
+    monkeypatch.setattr(loader, "load_ledger", lambda *_, **__: made)
     monkeypatch.setattr(layers, "unpreempted", unpreempted)
     kernel.maps = LedgerMaps(True)
     kernel.attach()

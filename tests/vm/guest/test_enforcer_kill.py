@@ -11,6 +11,8 @@ from __future__ import annotations
 import ctypes
 import os
 import random
+import subprocess
+import sys
 import threading
 import time
 from functools import partial
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 ROUNDS = int(os.environ.get("RINGFENCE_ROUNDS", "20"))
 SLICE = 64 * MIB
 PAGE = 4096
+EVERYTHING = "import enforcer.daemon, enforcer.api.server, enforcer.follow, enforcer.metrics.serve"
+"""What a running enforcer has imported."""
 # From before its first import to well after it serves.
 LONGEST_LIFE = 4.0
 
@@ -115,6 +119,12 @@ def pins() -> list[str]:
     )
 
 
+def forget_the_build() -> None:
+    """The next enforcer takes what is attached for another's, and attaches its own."""
+    for record in loader.PIN_ROOT.glob("*/*_record"):
+        record.unlink()
+
+
 def agrees(load: Load, gpu: Gpu) -> bool:
     """The ledger has the tenant's bytes, for the container and for its pod."""
     with load.turn:
@@ -122,6 +132,37 @@ def agrees(load: Load, gpu: Gpu) -> bool:
             ledger(cgroup, gpu.bdf).requested == load.bytes
             for cgroup in (load.one.container.cgroup_id, load.one.pod.cgroup_id)
         )
+
+
+def test_the_next_enforcer_keeps_the_programs_and_proves_them(
+    enforcer: Enforcer, pods: Pods, gpu: Gpu
+) -> None:
+    one = tenant(pods, enforcer, gpu, SLICE // MIB)
+    one.client.kfd_alloc(gpu, SLICE)
+    attached = sorted(loader.PIN_ROOT.rglob("*"))
+    bare, back = [], []
+    for _ in range(3):
+        with loader.open_maps() as maps:
+            before = maps.counters()["self_tests"]
+        started = time.monotonic()
+        subprocess.run([sys.executable, "-c", EVERYTHING], check=True)
+        bare.append(time.monotonic() - started)
+        enforcer.kill()
+        started = time.monotonic()
+        enforcer.start()
+        back.append(time.monotonic() - started)
+        with loader.open_maps() as maps:
+            assert maps.counters()["self_tests"] > before
+        assert sorted(loader.PIN_ROOT.rglob("*")) == attached
+        assert one.client.refused("gem-create 1 vram") == "ENOMEM"
+    enforcer.kill()
+    forget_the_build()
+    started = time.monotonic()
+    enforcer.start()
+    anew = time.monotonic() - started
+    assert one.client.refused("gem-create 1 vram") == "ENOMEM"
+    print(f"back after {min(back):.2f} s, {anew:.2f} s with programs to attach")
+    print(f"bare import {min(bare):.2f} s")
 
 
 @pytest.mark.timeout(180 + 15 * ROUNDS)
@@ -149,6 +190,8 @@ def test_no_kill_loses_a_limit_a_byte_or_a_map(enforcer: Enforcer, pods: Pods, g
             for load in loads:
                 wait_for(f"the ledger in round {number}", partial(agrees, load, gpu))
                 assert load.wrong == [], number
+            if dice.random() < 0.5:
+                forget_the_build()
             enforcer.spawn()
             time.sleep(dice.uniform(0.0, LONGEST_LIFE))
         enforcer.kill()
