@@ -56,16 +56,16 @@ check: prepare generate
 	$(PYTHON) -m tests.check.chart
 	$(PYTHON) -m tests.check.configuration
 
-# Every tier of tests. Kernels are built first, on the first run, and not beside tests.
+# Every tier of tests. The kernels it needs are built first, on the first run, and not beside tests.
 .PHONY: test
 test: prepare generate
-	tests/testbed/prepare kernel driver stock kubelet
+	needs=$$($(PYTHON) -m tests.tiers --needs $(TIERS)) && tests/testbed/prepare $$needs
 	$(PYTHON) -m tests.tiers $(TIERS)
 
 # What takes too long for every change: the enforcer killed 200 times under load, on both kernels.
 .PHONY: soak
 soak: prepare generate
-	tests/testbed/prepare kernel driver
+	needs=$$($(PYTHON) -m tests.tiers --soak --needs $(TIERS)) && tests/testbed/prepare $$needs
 	$(PYTHON) -m tests.tiers --soak $(TIERS)
 
 # What the gate and the ledger cost: in the nanoseconds of this machine, and as ratios within one run

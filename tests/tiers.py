@@ -33,7 +33,7 @@ from tests.testbed.stopping import stop_by_exception
 from tests.testbed.vm import PROJECT, NodeOptions, VmError, run_vm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
 _PYTEST = ("python", "-m", "pytest", "-p", "no:cacheprovider")
@@ -64,6 +64,8 @@ class Tier:
     """Has a kubelet and an API server, whose programs are in $RINGFENCE_KUBERNETES."""
     installed: bool = False
     """Has the image and the rendered chart, in $RINGFENCE_INSTALLED."""
+    steps: tuple[str, ...] = ()
+    """What `tests/testbed/prepare` has to build for it, beside what its node needs."""
     soak: bool = False
     """Takes so long that it runs only when asked for."""
 
@@ -91,6 +93,7 @@ TIERS = (
         "vm",
         "the runner, and every BPF object on the unmodified amdgpu of stock kernels",
         ("tests/vm", "--ignore=tests/vm/guest"),
+        steps=("kernel", "driver", "stock"),
     ),
     Tier(
         "guest-dmem",
@@ -270,6 +273,18 @@ def choose(names: Sequence[str], *, soak: bool) -> list[Tier]:
     return [tier for tier in TIERS if (tier.name in names if names else tier.soak == soak)]
 
 
+def needs(tiers: Iterable[Tier]) -> list[str]:
+    """The words for `tests/testbed/prepare`; never none, which it takes for everything."""
+    words = ["packages"]
+    for tier in tiers:
+        words += tier.steps
+        if tier.node is not None:
+            words += ["kernel", tier.node.kernel, "driver", tier.node.kernel]
+        if tier.kubernetes:
+            words.append("kubelet")
+    return words
+
+
 def main(argv: Sequence[str]) -> int:
     """Run the tiers named, or all; 0 if every one of them is green."""
     parser = argparse.ArgumentParser(prog="python -m tests.tiers", description=__doc__)
@@ -278,14 +293,20 @@ def main(argv: Sequence[str]) -> int:
         "tiers", nargs="*", metavar="TIER", help=f"{', '.join(names)}; default all but soak"
     )
     parser.add_argument("--soak", action="store_true", help="default the soak tiers alone")
+    parser.add_argument(
+        "--needs", action="store_true", help="print what to prepare for them, and run nothing"
+    )
     options = parser.parse_args(argv)
     if unknown := set(options.tiers) - set(names):
         parser.error(f"expected {', '.join(names)}, found {', '.join(sorted(unknown))}")
-    cache = Cache.from_environment(os.environ)
-    report = Report()
     chosen = choose(options.tiers, soak=options.soak)
     machine = platform.freedesktop_os_release()
     elsewhere = [tier for tier in chosen if not fits(tier, machine)]
+    if options.needs:
+        print(*needs(tier for tier in chosen if tier not in elsewhere))
+        return 0
+    cache = Cache.from_environment(os.environ)
+    report = Report()
     for tier in elsewhere:
         report(
             f"tier {tier.name} is not for this distribution: it runs on {' '.join(tier.only_on)}"

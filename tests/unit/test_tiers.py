@@ -11,7 +11,20 @@ import pytest
 
 from tests import tiers
 from tests.testbed.cache import StepError
-from tests.tiers import TIERS, Here, Outcome, Prefixed, Tier, choose, fits, main, outcome, table
+from tests.testbed.prepare_cli import wishes
+from tests.tiers import (
+    TIERS,
+    Here,
+    Outcome,
+    Prefixed,
+    Tier,
+    choose,
+    fits,
+    main,
+    needs,
+    outcome,
+    table,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -96,6 +109,17 @@ def test_a_tier_for_one_distribution_is_left_to_it() -> None:
     assert fits(kubelet, {"ID": "debian", "VERSION_ID": "13"})
     assert not fits(kubelet, {"ID": "ubuntu", "VERSION_ID": "24.04"})
     assert all(fits(tier, {}) for tier in TIERS if not tier.only_on)
+
+
+def test_only_what_the_tiers_need_is_prepared() -> None:
+    everything = {"packages", "kernel", "driver", "stock", "kubelet", "dmem", "nodmem"}
+    assert set(needs(choose([], soak=False))) == everything
+    assert needs(choose(["unit", "contract", "hook"], soak=False)) == ["packages"]
+    assert needs(choose(["guest-nodmem"], soak=False)) == [
+        *("packages", "kernel", "nodmem", "driver", "nodmem")
+    ]
+    for tier in TIERS:
+        assert wishes(needs([tier]))
 
 
 def test_an_unknown_tier_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
