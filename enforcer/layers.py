@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _DRIVER = "module/amdgpu"
+_BTF = "kernel/btf/vmlinux"
+_SOME_HELPER = b"\0BPF_FUNC_map_lookup_elem\0"
+_NEWEST_HELPER = b"\0BPF_FUNC_get_func_ret\0"
+"""The newest that both kinds of ledger call: in Linux 5.17, or ported back."""
 
 
 class KernelLayers:
@@ -69,6 +73,8 @@ class KernelLayers:
                 self.maps = loader.open_maps(self._pins)
         except (BpfError, OSError) as error:
             self.problems["gate"] = f"gate not loaded: {error}"
+            if never_possible(self._sys):
+                self.gate_off = Why.NOT_POSSIBLE
             self._keep_predecessor()
             return
         self._gate = gate
@@ -265,7 +271,21 @@ class KernelLayers:
             self.problems["gate"] = f"gate cannot be detached: {error}"
             return
         self._gate = None
-        self.gate_off = Why.NO_LEDGER
+        self.gate_off = Why.NOT_POSSIBLE if never_possible(self._sys) else Why.NO_LEDGER
+
+
+def never_possible(sys: Path) -> bool:
+    """Whether the kernel itself says that it cannot run the gate and a ledger.
+
+    It has no type information, or the helpers listed in it lack one. False where that is not known.
+    """
+    try:
+        types = (sys / _BTF).read_bytes()
+    except FileNotFoundError:
+        return (sys / "kernel").is_dir()
+    except OSError:
+        return False
+    return _SOME_HELPER in types and _NEWEST_HELPER not in types
 
 
 def _log_left_out(part: str, attached: Mapping[str, str | None]) -> None:

@@ -176,6 +176,7 @@ class Why(StrEnum):
 
     SWITCHED_OFF = "switched off"
     NOT_LOADED = "gate not loaded"
+    NOT_POSSIBLE = "kernel without BTF or too old for the gate"
     NOT_PROVEN = "gate self-test not refused"
     NO_LEDGER = "no ledger for this driver"
     MAP_FULL = "gate map full"
@@ -230,6 +231,18 @@ class HostSupport:
     """Source of the accounting: ``bo``, ``ioctl``, ``sysfs`` (observed only) or ``none``."""
     dmem_regions: tuple[tuple[str, str], ...] = ()
     """(BDF, region name as the kernel spells it)."""
+
+    @property
+    def kernel_can_hold_nothing(self) -> bool:
+        """True only where no kernel layer can ever hold, or the operator wants none.
+
+        A layer that is off for any other reason may have failed this once, or have been left out
+        for the sake of one that fails: then nothing else makes up for it.
+        """
+        return (self.gate.reason, self.dmem.reason) in (
+            (Why.NOT_POSSIBLE, Why.NO_REGION),
+            (Why.SWITCHED_OFF, Why.SWITCHED_OFF),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,8 @@ ADVICE = {
     Why.SWITCHED_OFF: "the enforcer runs with --layers: set enforcer.layers to auto in the chart",
     Why.NOT_LOADED: "see the enforcer's log for why the gate did not load; `ringfence doctor` "
     "checks what it needs",
+    Why.NOT_POSSIBLE: "a kernel from 5.17 with CONFIG_DEBUG_INFO_BTF=y; on this one the hook alone "
+    "can hold, where there is no dmem either",
     Why.NOT_PROVEN: "the kernel did not refuse the gate's own test call: report it with the "
     "enforcer's log; another security module may be in the way",
     Why.NO_LEDGER: "this driver can be followed neither by BTF nor by kprobes: use a driver with "

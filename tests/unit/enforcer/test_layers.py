@@ -11,7 +11,7 @@ from bpf import loader
 from bpf.decode import CuMask
 from bpf.libbpf import BpfError
 from enforcer import layers
-from enforcer.layers import KernelLayers
+from enforcer.layers import KernelLayers, never_possible
 from enforcer.model import Layer, LayerState, Why
 
 
@@ -164,3 +164,28 @@ def test_compute_units_that_find_no_room_are_a_problem_until_they_do(kernel: Ker
     maps.full = False
     kernel.keep_cu_masks({(1, 9): 1}, enforced=False)
     assert kernel.problems == {}
+
+
+@pytest.mark.parametrize(
+    ("types", "impossible"),
+    [
+        (None, True),
+        (b"\0BPF_FUNC_map_lookup_elem\0BPF_FUNC_loop\0", True),
+        (b"\0BPF_FUNC_map_lookup_elem\0BPF_FUNC_get_func_ret\0", False),
+        (b"", False),
+    ],
+)
+def test_a_kernel_that_lacks_what_the_gate_needs_is_told_from_a_gate_that_failed(
+    kernel: KernelLayers, tmp_path: Path, types: bytes | None, impossible: bool
+) -> None:
+    (tmp_path / "sys/kernel/btf").mkdir(parents=True)
+    if types is not None:
+        (tmp_path / "sys/kernel/btf/vmlinux").write_bytes(types)
+    kernel.load_gate()
+    assert kernel.gate.reason is (Why.NOT_POSSIBLE if impossible else Why.NOT_LOADED)
+
+
+def test_a_kernel_that_cannot_be_asked_may_have_what_the_gate_needs(tmp_path: Path) -> None:
+    assert not never_possible(tmp_path)
+    (tmp_path / "kernel/btf/vmlinux").mkdir(parents=True)
+    assert not never_possible(tmp_path)

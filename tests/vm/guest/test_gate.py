@@ -17,6 +17,7 @@ import pytest
 from bpf import loader
 from bpf.decode import Policy
 from bpf.libbpf import BpfError
+from enforcer.layers import never_possible
 from enforcer.model import MIB
 from tests.vm.guest.caller import (
     ALLOC_AQL,
@@ -560,3 +561,7 @@ def _empty(node: Node, keep: int | None = None) -> None:
 
 def _key(cgroup: int, gpu: int) -> bytes:
     return cgroup.to_bytes(8, "little") + gpu.to_bytes(8, "little")
+
+
+def test_a_kernel_that_runs_the_gate_is_not_taken_for_one_that_cannot() -> None:
+    assert not never_possible(Path("/sys"))
