@@ -246,11 +246,22 @@ def promised_bytes(slices: Iterable[Slice], device: Device) -> int:
     return max(peak, running)
 
 
+def given_again(same: Sequence[Slice], *, hooked: bool) -> list[Slice]:
+    """Slices of a pod with the same ids, as they are when kubelet asks again for the last. Pure.
+
+    Which container it asks for it does not say: once it is given no hook, none of them counts as
+    having it.
+    """
+    given = hooked and same[-1].hook is not False
+    return [replace(one, hook=given and one.hook is not False) for one in same]
+
+
 def answer(item: Slice, devices: Sequence[Device], hook: Hook | None, run: Path) -> Answer:
     """What kubelet is to add to the container of a slice.
 
-    ``hook`` is None where it is not installed any more; below the host's ``run`` the enforcer keeps
-    the hook's files of each container. A GPU of the slice that is gone raises KeyError.
+    ``hook`` is None where it is not installed (any more); a slice that was given without it does
+    not get it later. Below the host's ``run`` the enforcer keeps the hook's files of each
+    container. A GPU of the slice that is gone raises KeyError.
     """
     by_key = {device.key: device for device in devices}
     chosen = [by_key[share_key(share)] for share in item.shares]
@@ -268,7 +279,7 @@ def answer(item: Slice, devices: Sequence[Device], hook: Hook | None, run: Path)
     envs["HSA_CU_MASK"] = ";".join(masks)
     if item.oversubscribe:
         envs["HIP_OVERSUBSCRIBE"] = "true"
-    if hook is None or not item.hook:
+    if hook is None or item.hook is False:
         return replace(given, envs=envs)
     envs |= hook.envs()
     return replace(given, envs=envs, mounts=_hook_mounts(item, hook.directory, run))

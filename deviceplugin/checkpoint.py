@@ -104,6 +104,14 @@ class Checkpoint:
             lambda slices: (*(one for one in slices if one.key != item.key), item), timeout
         )
 
+    def amend(self, items: Iterable[Slice], timeout: float | None = None) -> None:
+        """Write slices anew, each in its place; what is not there is left out.
+
+        Raises OSError as ``add``.
+        """
+        new = {item.key: item for item in items}
+        self._replace(lambda slices: (new.get(one.key, one) for one in slices), timeout)
+
     def remove_pod(self, uid: str, timeout: float | None = None) -> list[Slice]:
         """Take back the slices of a pod; which they were. Raises OSError as ``add``."""
         removed: list[Slice] = []

@@ -12,6 +12,7 @@ from enforcer.api.client import EnforcerError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from deviceplugin.hook import Hook
     from deviceplugin.podresources import PodDevices
     from enforcer.api.client import Client
     from enforcer.model import Protection, Slice
@@ -62,24 +63,50 @@ def mistaken(items: Sequence[Slice], holders: Sequence[tuple[str, str]]) -> str 
     )
 
 
+class _NoImageError(Exception):
+    """The runtime has no such image; the message says why the slice is not held."""
+
+
 class Holder:
     """Asks the enforcer, over its local API."""
 
-    def __init__(self, client: Client, image: Callable[[str, str], str]) -> None:
-        """``image`` names that of a container, by UID of the pod and name; "" is not known."""
+    def __init__(
+        self,
+        client: Client,
+        image: Callable[[str, str], str],
+        installed: Callable[[], Hook | None],
+    ) -> None:
+        """``image`` names that of a container, by UID of the pod and name; "" is not known.
+
+        ``installed`` looks for the hook on the node.
+        """
         self._client = client
         self._image = image
+        self._installed = installed
 
     def hold(self, items: Sequence[Slice], timeout: float) -> str | None:
-        """None once every slice is held; else why one is not, after at most ``timeout`` seconds."""
+        """None once every slice is held; else why one is not, after at most ``timeout`` seconds.
+
+        ``items`` are those of which kubelet may mean one. It asks when it has pulled the image of
+        the container it starts: one whose image is not there is another one, as long as there is
+        one with an image that loads the hook.
+        """
         deadline = time.monotonic() + timeout
+        absent = []
         for item in items:
-            why = self._hold(item, deadline)
+            title = f"pod {item.namespace}/{item.pod}, container {item.container}"
+            try:
+                why = self._hold(item, deadline)
+            except _NoImageError as error:
+                absent.append(f"{title}: {error}")
+                continue
             if why is not None:
-                return f"pod {item.namespace}/{item.pod}, container {item.container}: {why}"
-        return None
+                return f"{title}: {why}"
+        # A whole GPU needs no image: of its container nothing is known.
+        return absent[0] if absent and len(absent) == sum(map(_limited, items)) else None
 
     def _hold(self, item: Slice, deadline: float) -> str | None:
+        """None once it is held; else why not. Raises _NoImageError."""
         while True:
             left = deadline - time.monotonic()
             if left <= 0:
@@ -100,23 +127,34 @@ class Holder:
     def _by_hook(self, item: Slice, why: str, deadline: float) -> str | None:
         """None if the hook will hold a slice that the kernel does not; else why neither does.
 
-        It is enough only where the kernel has no layer at all, and then only in an image that loads
-        it: nothing tells later that a container went without.
+        It is enough only where the kernel can have no layer at all, and then only in an image that
+        loads it: nothing tells later that a container went without.
         """
         try:
-            support = self._client.host_support(_left(deadline))
-            if support.gate.on or support.dmem.on:
+            if not self._client.host_support(_left(deadline)).kernel_can_hold_nothing:
                 return why
-            if not item.hook:
-                return f"{why}; it was given no hook, which was not installed"
-            image = self._image(item.pod_uid, item.container)
-            if not image:
-                return f"{why}; its image is not known, so the hook may not be loaded"
+        except EnforcerError as error:
+            return f"{why}; whether the kernel could hold it is not known: {error}"
+        if not item.hook:
+            return f"{why}; it was given no hook, which was not installed"
+        if self._installed() is None:
+            return f"{why}; the hook that it was given is not installed any more"
+        return self._by_image(item, why, deadline)
+
+    def _by_image(self, item: Slice, why: str, deadline: float) -> str | None:
+        """None if the container's image loads the hook. Raises _NoImageError."""
+        image = self._image(item.pod_uid, item.container)
+        if not image:
+            return f"{why}; its image is not known, so the hook may not be loaded"
+        try:
             found = self._client.image_libc(
                 item.pod_uid, item.container, image, timeout=_left(deadline)
             )
         except EnforcerError as error:
-            return f"{why}; whether its image loads the hook is not known: {error}"
+            text = f"{why}; whether its image loads the hook is not known: {error}"
+            if error.not_found:
+                raise _NoImageError(text) from error
+            return text
         if not found.tool_loads:
             return f"{why}; image {image} cannot load the hook: {'; '.join(found.notes)}"
         _log.warning(
@@ -128,6 +166,10 @@ class Holder:
 
 def _left(deadline: float) -> float:
     return max(_LEAST_SECONDS, deadline - time.monotonic())
+
+
+def _limited(item: Slice) -> bool:
+    return any(share.vram_bytes is not None for share in item.shares)
 
 
 def _missing(item: Slice, answer: Sequence[tuple[Protection, bool]]) -> str | None:

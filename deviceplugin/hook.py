@@ -18,6 +18,8 @@ IN_CONTAINER = PurePosixPath("/usr/local/ringfence")
 TLS_TUNABLE = "glibc.rtld.optional_static_tls=4096"
 """Room for jemalloc's static TLS beside an auditor (glibc bug 31991)."""
 
+_ELF = b"\x7fELF"
+
 _log = logging.getLogger(__name__)
 
 
@@ -31,7 +33,7 @@ class Hook:
 
     def missing(self) -> tuple[str, ...]:
         """Which of its two objects are not there: with one alone it does not work."""
-        return tuple(name for name in (AUDITOR, TOOL) if not (self.directory / name).is_file())
+        return tuple(name for name in (AUDITOR, TOOL) if not _is_object(self.directory / name))
 
     def envs(self) -> Mapping[str, str]:
         """The variables by which a process of the container loads it."""
@@ -45,6 +47,17 @@ class Hook:
         if self.log_level:
             envs["LIBHIP_LOG_LEVEL"] = str(self.log_level)
         return envs
+
+
+def _is_object(path: Path) -> bool:
+    # Only of a regular file: anything else could keep whoever opens it waiting.
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return file.read(len(_ELF)) == _ELF
+    except OSError:
+        return False
 
 
 class Installed:

@@ -16,7 +16,7 @@ from deviceplugin.events import CHECKPOINT, CONFLICT, Event, Events
 from deviceplugin.exporter import Exporter
 from deviceplugin.health import Offer
 from deviceplugin.hold import Holder
-from deviceplugin.hook import Hook
+from deviceplugin.hook import Hook, Installed
 from deviceplugin.node import Publisher
 from deviceplugin.options import OptionsError, read_options, terms
 from deviceplugin.pod import count_of
@@ -142,6 +142,8 @@ def _work(arguments: argparse.Namespace, stopping: threading.Event, api: ApiServ
     giver: Giver = Unscheduled(offer)
     holder = None
     if not configured.whole:
+        hook = Installed(Hook(arguments.hook_dir, arguments.hip_log_level))
+        hook.look()
         release = Release(api, cache, checkpoint, lambda: offer.devices)
         giver = Scheduled(
             offer,
@@ -150,10 +152,10 @@ def _work(arguments: argparse.Namespace, stopping: threading.Event, api: ApiServ
             release,
             events.tell,
             node=arguments.node_name,
-            hook=Hook(arguments.hook_dir, arguments.hip_log_level),
+            hook=hook,
             run_dir=arguments.socket.parent,
         )
-        holder = Holder(client, cache.image)
+        holder = Holder(client, cache.image, hook.look)
         parts.append(release)
 
     groups = Groups(arguments.dev, lambda: offer.devices)

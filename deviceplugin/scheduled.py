@@ -8,12 +8,11 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Protocol
 
-from deviceplugin.allocate import answer, decide, idle_xccs
+from deviceplugin.allocate import answer, decide, given_again, idle_xccs
 from deviceplugin.apiserver import ApiServerError
 from deviceplugin.devices import find_device, share_key
 from deviceplugin.events import IDLE_DIES, Event
 from deviceplugin.hold import slices_to_hold
-from deviceplugin.hook import Installed
 from deviceplugin.pending import choose, owners, strangers, turns
 from deviceplugin.refusal import RefusalError
 from enforcer.model import MIB
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from deviceplugin.checkpoint import Checkpoint
     from deviceplugin.codec import NodeLock
     from deviceplugin.health import Offer
-    from deviceplugin.hook import Hook
+    from deviceplugin.hook import Installed
     from deviceplugin.pending import Turn
     from deviceplugin.pod import Pod
     from deviceplugin.pods import PodCache
@@ -56,7 +55,7 @@ class Scheduled:
         tell: Callable[[Event], None],
         *,
         node: str,
-        hook: Hook,
+        hook: Installed,
         run_dir: Path,
     ) -> None:
         self._offer = offer
@@ -65,8 +64,7 @@ class Scheduled:
         self._binding = binding
         self._tell = tell
         self._node = node
-        self._hook = Installed(hook)
-        self._hook.look()
+        self._hook = hook
         self._run_dir = run_dir
 
     def allocate(self, resource: str, device_ids: Sequence[str], deadline: float) -> Answer:
@@ -74,8 +72,10 @@ class Scheduled:
         if not self._checkpoint.giving.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise RefusalError("another Allocate takes too long, see the log of ringfence")
         try:
-            item = self._give(resource, device_ids, deadline)
-            given = answer(item, self._offer.devices, self._hook.look(), self._run_dir)
+            # Once: what is recorded is what is given.
+            hook = self._hook.look()
+            item = self._give(resource, device_ids, deadline, hooked=hook is not None)
+            given = answer(item, self._offer.devices, hook, self._run_dir)
         except KeyError as error:
             raise RefusalError(f"GPU {error} of the slice is not on this node any more") from error
         except RefusalError as error:
@@ -87,7 +87,9 @@ class Scheduled:
         self._cache.wake()
         return given
 
-    def _give(self, resource: str, device_ids: Sequence[str], deadline: float) -> Slice:
+    def _give(
+        self, resource: str, device_ids: Sequence[str], deadline: float, *, hooked: bool
+    ) -> Slice:
         """The slice kubelet asks for, in the checkpoint. Raises RefusalError."""
         left = deadline - time.monotonic()
         lock, candidates, unanswered = self._candidates(resource, len(device_ids), left * 0.8)
@@ -95,11 +97,10 @@ class Scheduled:
         try:
             turn = choose(candidates, lock, device_ids, self._offer.devices)
         except RefusalError as error:
-            item = None if unanswered else self._given_before(device_ids)
-            if item is None:
+            same = [] if unanswered else self._given_before(device_ids)
+            if not same:
                 raise RefusalError(f"{error}{unanswered}", error.pod) from error
-            _log.info("pod %s/%s: kubelet asks again, same answer", item.namespace, item.pod)
-            return item
+            return self._give_again(same, deadline, hooked=hooked)
         created = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         item = decide(
             turn,
@@ -107,7 +108,7 @@ class Scheduled:
             self._offer.devices,
             self._checkpoint.slices,
             created,
-            hooked=self._hook.look() is not None,
+            hooked=hooked,
         )
         try:
             self._checkpoint.add(item, _left(deadline))
@@ -118,6 +119,19 @@ class Scheduled:
             _log.warning("pod %s, container %s: %s", turn.pod.title, item.container, line)
             pod = item.namespace, item.pod, item.pod_uid
             self._tell(Event(IDLE_DIES, f"container {item.container}: {line}", pod=pod))
+        return item
+
+    def _give_again(self, same: Sequence[Slice], deadline: float, *, hooked: bool) -> Slice:
+        """The last of the slices that kubelet may mean, recorded as it is given this time."""
+        again = given_again(same, hooked=hooked)
+        item = again[-1]
+        try:
+            self._checkpoint.amend(again, _left(deadline))
+        except OSError as error:
+            raise RefusalError(
+                f"pod {item.namespace}/{item.pod}: the checkpoint cannot be written: {error}"
+            ) from error
+        _log.info("pod %s/%s: kubelet asks again, same answer", item.namespace, item.pod)
         return item
 
     def _refuse_strangers(self, resource: str, count: int) -> None:
@@ -153,17 +167,17 @@ class Scheduled:
         waiting = turns(self._cache.pods(), self._node, self._checkpoint.slices)
         return lock, [turn for turn in waiting if turn.claim.resource == resource]
 
-    def _given_before(self, device_ids: Sequence[str]) -> Slice | None:
-        """The slice of a pod with exactly these ids, of which kubelet lost its record.
+    def _given_before(self, device_ids: Sequence[str]) -> list[Slice]:
+        """The slices of a pod with exactly these ids, of which kubelet lost its record.
 
-        None if any other pod may be meant: the limits would be the wrong pod's.
+        None of them if any other pod may be meant: the limits would be the wrong pod's.
         """
         pods = [pod for pod in self._cache.pods() if not (pod.ended or pod.deleted)]
         served = {item.key for item in self._checkpoint.slices}
         for pod in pods:
             for claim in pod.claims:
                 if (pod.uid, claim.container) not in served and not pod.acknowledged:
-                    return None
+                    return []
         alive = {pod.uid for pod in pods}
         same = [
             item
@@ -171,7 +185,7 @@ class Scheduled:
             if item.pod_uid in alive
         ]
         shares = {item.shares for item in same}
-        return same[-1] if len(shares) == 1 else None
+        return same if len(shares) == 1 else []
 
     def booked(self, resource: str, size: int) -> list[str]:
         """The keys of the devices that kubelet is about to ask for; empty if unknown."""

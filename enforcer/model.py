@@ -113,8 +113,9 @@ class Slice:
     """RFC 3339 time of the Allocate, UTC."""
     oversubscribe: bool = False
     """True where the shares of a GPU may add up to more VRAM than it has."""
-    hook: bool = False
-    """True where the container was given the hook. kubelet gives it the same at every start."""
+    hook: bool | None = None
+    """Whether the container was given the hook; None is not known. kubelet gives it the same at
+    every start."""
 
     @property
     def key(self) -> tuple[str, str]:

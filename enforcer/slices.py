@@ -66,8 +66,8 @@ def encode_slice(one: Slice) -> str:
     }
     if one.oversubscribe:
         entry["oversubscribe"] = True
-    if one.hook:
-        entry["hook"] = True
+    if one.hook is not None:
+        entry["hook"] = one.hook
     return json.dumps(entry)
 
 
@@ -239,7 +239,7 @@ def _slice(entry: object, where: str) -> Slice:
         shares=shares,
         created=_string(fields, "created", where, _CREATED),
         oversubscribe=_flag(fields, "oversubscribe", where),
-        hook=_flag(fields, "hook", where),
+        hook=_flag(fields, "hook", where) if "hook" in fields else None,
     )
 
 

@@ -62,7 +62,7 @@ def test_a_slice_is_given_recorded_and_the_lock_released(bench: Bench) -> None:
 def test_the_hook_is_mounted_where_it_is_installed(bench: Bench) -> None:
     (bench.root / "hook").mkdir()
     for name in ("libringfence-audit.so", "libringfence-hsa.so"):
-        (bench.root / "hook" / name).touch()
+        (bench.root / "hook" / name).write_bytes(b"\x7fELF")
     bench.start()
     admitted = bench.admit(bench.bind("one", f"{bench.gpu_ids()[0]},T,4096,76:;"))["app"]
     own = hook_directory(bench.root, bench.slices[0].pod_uid, "app")
@@ -325,6 +325,21 @@ def test_kubelet_may_ask_again_for_what_it_lost(bench: Bench) -> None:
     assert after.devices_ids == before.devices_ids
     assert after.response == before.response
     assert len(bench.slices) == 1
+
+
+def test_kubelet_asks_again_for_a_hook_that_is_gone(bench: Bench) -> None:
+    (bench.root / "hook").mkdir()
+    for name in ("libringfence-audit.so", "libringfence-hsa.so"):
+        (bench.root / "hook" / name).write_bytes(b"\x7fELF")
+    bench.start()
+    pod = bench.bind("one", f"{bench.gpu_ids()[0]},T,1024,10:;")
+    assert "LD_AUDIT" in bench.admit(pod)["app"].response.envs
+    assert [item.hook for item in bench.slices] == [True]
+    bench.wait_unlocked()
+    bench.kubelet.remove(pod["metadata"]["uid"])
+    (bench.root / "hook/libringfence-hsa.so").unlink()
+    assert "LD_AUDIT" not in bench.admit(pod)["app"].response.envs
+    assert [item.hook for item in bench.slices] == [False]
 
 
 def test_a_pod_of_the_same_name_is_another_pod(bench: Bench) -> None:

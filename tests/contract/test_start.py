@@ -13,7 +13,7 @@ import pytest
 
 from enforcer.api.errors import NotFoundError
 from enforcer.api.server import Server
-from enforcer.model import HostSupport, ImageLibc, Layer, LayerState, Protection, Snapshot
+from enforcer.model import HostSupport, ImageLibc, Layer, LayerState, Protection, Snapshot, Why
 from tests.contract.conftest import eventually
 from tests.contract.peers import hami
 from tests.contract.peers.kubelet import StartError
@@ -46,7 +46,7 @@ class Enforcer:
         return [(Protection(f"kubepods/pod{pod_uid}", BDF, (self.layer,)), False)]
 
     def snapshot(self) -> Snapshot | None:
-        dmem = LayerState(Layer.DMEM, "no region")
+        dmem = LayerState(Layer.DMEM, Why.NO_REGION)
         support = HostSupport(self.layer, dmem, "none")
         return Snapshot(1.0, support, (), ()) if self.images else None
 
@@ -99,10 +99,10 @@ def test_a_slice_that_nothing_holds_does_not_start_and_says_why(bench: Bench) ->
 def test_without_a_kernel_layer_the_image_decides_at_every_start(bench: Bench) -> None:
     (bench.root / "hook").mkdir()
     for name in ("libringfence-audit.so", "libringfence-hsa.so"):
-        (bench.root / "hook" / name).touch()
+        (bench.root / "hook" / name).write_bytes(b"\x7fELF")
     uid = admitted(bench)
     musl = ImageLibc("musl", "", tool_loads=False, auditor_loads=False, notes=("musl",))
-    with enforcing(bench, LayerState(Layer.GATE, "no BTF")) as enforcer:
+    with enforcing(bench, LayerState(Layer.GATE, Why.NOT_POSSIBLE)) as enforcer:
         enforcer.images = {"rocm/dev": musl}
         with pytest.raises(StartError, match="image rocm/dev cannot load the hook: musl"):
             bench.kubelet.start_container(uid, "app")
@@ -110,6 +110,10 @@ def test_without_a_kernel_layer_the_image_decides_at_every_start(bench: Bench) -
         bench.kubelet.start_container(uid, "app")
         enforcer.images = {"other": musl}
         with pytest.raises(StartError, match="there is no image rocm/dev"):
+            bench.kubelet.start_container(uid, "app")
+        enforcer.images = {"rocm/dev": replace(musl, libc="glibc", tool_loads=True)}
+        (bench.root / "hook/libringfence-hsa.so").unlink()
+        with pytest.raises(StartError, match="the hook that it was given is not installed any"):
             bench.kubelet.start_container(uid, "app")
     assert "the hook alone holds it, in image rocm/dev" in bench.log
 

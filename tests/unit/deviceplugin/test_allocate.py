@@ -13,6 +13,7 @@ from deviceplugin.allocate import (
     Mount,
     answer,
     decide,
+    given_again,
     held_cus,
     idle_xccs,
     promised_bytes,
@@ -70,6 +71,7 @@ def test_a_slice_is_what_the_scheduler_booked() -> None:
         device_ids=(f"{BDF}#0",),
         shares=(Share(BDF, 4096 * MIB, "0-75"),),
         created=CREATED,
+        hook=False,
     )
 
 
@@ -309,9 +311,33 @@ def test_the_hooks_log_level_is_set_where_it_was_asked_for(tmp_path: Path) -> No
 
 
 def test_a_slice_given_without_the_hook_does_not_get_it_later(tmp_path: Path) -> None:
-    assert answer(slice_of(), DEVICES, Hook(tmp_path), RUN) == answer(
-        slice_of(), DEVICES, None, RUN
-    )
+    item = replace(slice_of(), hook=False)
+    assert answer(item, DEVICES, Hook(tmp_path), RUN) == answer(item, DEVICES, None, RUN)
+
+
+def test_a_slice_of_which_no_more_is_known_is_given_the_hook(tmp_path: Path) -> None:
+    assert "LD_AUDIT" in answer(slice_of(), DEVICES, Hook(tmp_path), RUN).envs
+
+
+@pytest.mark.parametrize(
+    ("before", "hooked", "after"),
+    [
+        ((True, True), True, (True, True)),
+        ((True, True), False, (False, False)),
+        ((None, None), True, (True, True)),
+        ((None, None), False, (False, False)),
+        ((False, True), True, (False, True)),
+        ((True, False), True, (False, False)),
+    ],
+)
+def test_what_is_given_again_is_recorded_as_it_is_given(
+    before: Sequence[bool | None], hooked: bool, after: Sequence[bool], tmp_path: Path
+) -> None:
+    same = [replace(slice_of(name), hook=one) for name, one in zip("ab", before, strict=True)]
+    again = given_again(same, hooked=hooked)
+    assert tuple(item.hook for item in again) == after
+    given = answer(again[-1], DEVICES, Hook(tmp_path) if hooked else None, RUN)
+    assert ("LD_AUDIT" in given.envs) == again[-1].hook
 
 
 def test_a_slice_records_that_it_was_given_the_hook_and_a_whole_gpu_was_not() -> None:

@@ -6,6 +6,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,16 @@ def test_a_container_has_one_slice(path: Path) -> None:
     checkpoint.add(slice_of("a"))
     checkpoint.add(slice_of("a", device_ids=("x#1",)))
     assert checkpoint.slices == (slice_of("a", device_ids=("x#1",)),)
+
+
+def test_slices_are_written_anew_in_their_place(path: Path) -> None:
+    checkpoint = Checkpoint(path)
+    for name in "abc":
+        checkpoint.add(slice_of(name))
+    amended = replace(slice_of("a"), hook=True)
+    checkpoint.amend([amended, slice_of("gone")])
+    assert checkpoint.slices == (amended, slice_of("b"), slice_of("c"))
+    assert Checkpoint(path).slices == checkpoint.slices
 
 
 def test_a_pods_slices_go_together(path: Path) -> None:

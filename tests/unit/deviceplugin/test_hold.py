@@ -4,11 +4,13 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from deviceplugin.hold import Holder, holders_of, mistaken, slices_to_hold
+from deviceplugin.hook import Hook
 from enforcer.api.client import Client
 from enforcer.api.errors import NotFoundError
 from enforcer.api.server import Server
@@ -23,21 +25,22 @@ from enforcer.model import (
     Share,
     Slice,
     Snapshot,
+    Why,
 )
 
 from .given import BDF, OTHER, slice_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from deviceplugin.podresources import PodDevices
 
 NO_LAYER = HostSupport(
-    LayerState(Layer.GATE, "gate not loaded"), LayerState(Layer.DMEM, "no region"), "none"
+    LayerState(Layer.GATE, Why.NOT_POSSIBLE), LayerState(Layer.DMEM, Why.NO_REGION), "none"
 )
 GLIBC = ImageLibc("glibc", "2.36", tool_loads=True, auditor_loads=True)
 MUSL = ImageLibc("musl", "", tool_loads=False, auditor_loads=False, notes=("musl: no auditor",))
+INSTALLED = Hook(Path("/hook"))
 ON = LayerState(Layer.GATE)
 OFF = LayerState(Layer.DMEM, "no dmem region for this GPU")
 
@@ -55,6 +58,7 @@ class Enforcer:
         self.support: HostSupport | None = None
         self.libc: ImageLibc | None = None
         self.images: list[tuple[str, str, str]] = []
+        self.absent: set[str] = set()
 
     def prepare(self, pod_uid: str, container: str, wait: float) -> list[tuple[Protection, bool]]:
         self.asked.append((pod_uid, container))
@@ -67,7 +71,7 @@ class Enforcer:
 
     def image_libc(self, pod_uid: str, container: str, image: str, wait: float) -> ImageLibc:
         self.images.append((pod_uid, container, image))
-        if self.libc is None:
+        if self.libc is None or image in self.absent:
             raise NotFoundError(f"there is no image {image}")
         return self.libc
 
@@ -84,7 +88,7 @@ def enforcer(tmp_path: Path) -> Iterator[Enforcer]:
 @pytest.fixture
 def holder(tmp_path: Path) -> Iterator[Holder]:
     with Client(tmp_path / "enforcer.sock") as client:
-        yield Holder(client, lambda *_: "debian:12")
+        yield Holder(client, lambda *_: "debian:12", lambda: INSTALLED)
 
 
 def test_a_slice_is_held_by_any_layer_the_tenant_cannot_reach(
@@ -228,10 +232,16 @@ def test_a_container_must_have_been_given_the_hook_and_have_an_image(
     bare: Enforcer, holder: Holder, tmp_path: Path
 ) -> None:
     bare.libc = GLIBC
-    assert "it was given no hook" in (holder.hold([slice_of()], 5) or "")
+    # Nor one of which is not known whether it was.
+    for given in (None, False):
+        why = holder.hold([replace(slice_of(), hook=given)], 5) or ""
+        assert "it was given no hook" in why
     with Client(tmp_path / "enforcer.sock") as client:
-        nameless = Holder(client, lambda *_: "")
+        nameless = Holder(client, lambda *_: "", lambda: INSTALLED)
         assert "its image is not known" in (nameless.hold([hooked()], 5) or "")
+        bare.libc = GLIBC
+        gone = Holder(client, lambda *_: "debian:12", lambda: None)
+        assert "is not installed any more" in (gone.hold([hooked()], 5) or "")
     assert bare.images == []
 
 
@@ -249,6 +259,48 @@ def test_every_container_needs_an_image_that_loads_the_hook(bare: Enforcer, tmp_
     names = {"app": "debian:12", "side": ""}
     bare.libc = GLIBC
     with Client(tmp_path / "enforcer.sock") as client:
-        holder = Holder(client, lambda _, container: names[container])
+        holder = Holder(client, lambda _, container: names[container], lambda: INSTALLED)
         why = holder.hold([hooked("app"), hooked("side")], 5) or ""
     assert why.startswith("pod default/pod, container side: ")
+
+
+@pytest.mark.parametrize(
+    ("gate", "dmem"),
+    [
+        (Why.NOT_LOADED, Why.NO_REGION),
+        (Why.NOT_PROVEN, Why.NO_REGION),
+        (Why.NO_LEDGER, Why.NO_REGION),
+        (Why.SWITCHED_OFF, Why.NO_REGION),
+        (Why.NOT_POSSIBLE, Why.SWITCHED_OFF),
+        (Why.NOT_POSSIBLE, Why.BUSY),
+        (Why.NOT_POSSIBLE, Why.DENIED),
+    ],
+)
+def test_the_hook_makes_up_for_no_layer_that_failed(
+    bare: Enforcer, holder: Holder, gate: Why, dmem: Why
+) -> None:
+    bare.support = HostSupport(LayerState(Layer.GATE, gate), LayerState(Layer.DMEM, dmem), "none")
+    bare.libc = GLIBC
+    assert "nothing holds its limit" in (holder.hold([hooked()], 5) or "")
+    assert bare.images == []
+
+
+def test_an_init_container_does_not_wait_for_the_image_of_what_follows_it(
+    bare: Enforcer, tmp_path: Path
+) -> None:
+    bare.libc = GLIBC
+    with Client(tmp_path / "enforcer.sock") as client:
+        holder = Holder(client, lambda _, container: container, lambda: INSTALLED)
+        items = [hooked("init"), hooked("app")]
+        for absent in ("app", "init"):
+            bare.absent = {absent}
+            assert holder.hold(items, 5) is None
+        bare.absent = {"init", "app"}
+        assert "there is no image init" in (holder.hold(items, 5) or "")
+        bare.absent = {"app"}
+        bare.libc = MUSL
+        assert "image init cannot load the hook" in (holder.hold(items, 5) or "")
+        # Of a whole GPU's container no image is asked for: it says nothing of the others.
+        bare.libc = GLIBC
+        whole = slice_of("whole", Share(BDF, None))
+        assert "there is no image app" in (holder.hold([whole, hooked("app")], 5) or "")

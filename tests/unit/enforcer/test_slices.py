@@ -55,7 +55,7 @@ SLICES = st.builds(
     shares=st.lists(SHARES, min_size=1, max_size=3).map(tuple),
     created=st.sampled_from(["2026-11-29T13:00:00Z", "2026-11-29T13:00:00.25+00:00"]),
     oversubscribe=st.booleans(),
-    hook=st.booleans(),
+    hook=st.none() | st.booleans(),
 )
 
 

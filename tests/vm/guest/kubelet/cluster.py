@@ -158,9 +158,7 @@ class Cluster:
         self.runtime = Runtime(programs, root, logs)
         self.kubelet = Kubelet(programs, NODE, self.api.kubeconfig, self.manifests, logs)
         self.enforcer = Enforcer(state, logs, interval=1.0)
-        self.bare_enforcer = Enforcer(
-            state, logs, layers="gate", interval=1.0, more=["--bpf-objects=/none"]
-        )
+        self.bare_enforcer = Enforcer(state, logs, layers="none", interval=1.0)
         """As on a kernel that can hold nothing."""
         self.hook = root / "hook"
         """Where the plugin looks for it; it is not installed."""

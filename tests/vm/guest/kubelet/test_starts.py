@@ -25,10 +25,10 @@ _SOCKET = Path("/run/ringfence/enforcer.sock")
 
 @pytest.fixture
 def hook(cluster: Cluster) -> Iterator[Path]:
-    """Objects in the hook's place, which no static program loads."""
+    """What looks like the hook's objects, and is loaded by no program."""
     cluster.hook.mkdir()
     for name in (AUDITOR, TOOL):
-        (cluster.hook / name).touch()
+        (cluster.hook / name).write_bytes(b"\x7fELF")
     yield cluster.hook
     for name in (AUDITOR, TOOL):
         (cluster.hook / name).unlink()
@@ -55,7 +55,7 @@ def test_a_container_starts_only_if_something_will_hold_its_slice(
     cluster.start_refused("static", "enforcer")
     assert any("PreStartContainer" in event for event in cluster.api.events("static"))
 
-    # It can hold nothing: the hook may, in an image that loads it.
+    # Nothing in the kernel is wanted: the hook may, in an image that loads it.
     cluster.bare_enforcer.start()
     main = container("main", 1) | {"image": image.GLIBC}
     dynamic = cluster.running(cluster.admitted("dynamic", cluster.share(0, 64, 16), main))
