@@ -136,7 +136,10 @@ class Holder:
         except EnforcerError as error:
             return f"{why}; whether the kernel could hold it is not known: {error}"
         if not item.hook:
-            return f"{why}; it was given no hook, which was not installed"
+            given = "whether it was given the hook is not known"
+            if item.hook is not None:
+                given = "it was given no hook, which was not installed"
+            return f"{why}; {given}"
         if self._installed() is None:
             return f"{why}; the hook that it was given is not installed any more"
         return self._by_image(item, why, deadline)
