@@ -267,16 +267,29 @@ int BPF_PROG(driver_gone, struct module *module)
 }
 
 /* Where every call the gate looked at ends, and all others too: they find nothing to give back. */
+static __always_inline int ended(void *ctx)
+{
+	struct caller *caller;
+
+	if (!acts(PART_LEDGER))
+		return 0;
+	/* What was begun and is not on record has failed before TTM was asked. */
+	caller = current_caller(0);
+	if (caller)
+		caller->creating = 0;
+	return call_ended(ctx);
+}
+
 SEC("fexit/__x64_sys_ioctl")
 int ioctl_end(void *ctx)
 {
-	return call_ended(ctx);
+	return ended(ctx);
 }
 
 SEC("fexit/__ia32_compat_sys_ioctl")
 int ioctl_compat_end(void *ctx)
 {
-	return call_ended(ctx);
+	return ended(ctx);
 }
 
 SEC("raw_tp/forget")

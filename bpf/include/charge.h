@@ -160,16 +160,6 @@ static __always_inline struct caller *current_caller(__u64 flags)
 	return bpf_task_storage_get(&callers, bpf_get_current_task_btf(), NULL, flags);
 }
 
-static __always_inline void give_back_current(void)
-{
-	struct caller *caller = current_caller(0);
-
-	if (!caller)
-		return;
-	give_back(caller);
-	caller->asked = 0;
-}
-
 /* Above what any task id and below what any kernel address has in its upper bits. */
 #define UNFOLLOWED_KEY_SHIFT 40
 
@@ -203,9 +193,9 @@ static __noinline int keep_unfollowed(struct caller *caller)
 }
 
 /*
- * A new call begins, or none ever will. An earlier one that was inside amdgpu_bo_create may have
- * made its buffer: while programs come and go, the kernel runs none at the end of a function that is
- * being executed.
+ * A call begins or is over, or none will ever be. An earlier one that was inside amdgpu_bo_create may
+ * have made its buffer: while programs come and go, the kernel runs none at the end of a function
+ * that is being executed. So nothing is given back before this.
  */
 static __always_inline void end_earlier_call(struct caller *caller)
 {
@@ -214,6 +204,17 @@ static __always_inline void end_earlier_call(struct caller *caller)
 	if (caller->reserved)
 		keep_unfollowed(caller);
 	caller->creating = 0;
+}
+
+static __always_inline void give_back_current(void)
+{
+	struct caller *caller = current_caller(0);
+
+	if (!caller)
+		return;
+	end_earlier_call(caller);
+	give_back(caller);
+	caller->asked = 0;
 }
 
 /*
@@ -226,13 +227,13 @@ static __always_inline void end_call(long ret)
 
 	if (!caller)
 		return;
+	end_earlier_call(caller);
 	if (caller->reserved && !(caller->asked & CALL_MAY_COST_LESS) &&
 	    (ret >= 0 || ret == -EFAULT))
 		keep_unfollowed(caller);
 	else
 		give_back(caller);
 	caller->asked = 0;
-	caller->creating = 0;
 }
 
 /* For a program at the end of a function that answers an ioctl. */

@@ -33,6 +33,9 @@ static __always_inline void begin_buffer(__u64 gpu, __u32 type, __u32 domain)
 		count(UNRECORDED_BUFFER);
 		return;
 	}
+	/* Not asked for in a call the gate looks at, as a page directory at open(2). */
+	if (type == ttm_bo_type_kernel && caller->kind == HOLDING_REQUESTED)
+		end_earlier_call(caller);
 	caller->creating_for = to;
 	caller->kind = type == ttm_bo_type_kernel ? HOLDING_KERNEL : HOLDING_REQUESTED;
 	caller->in_vram = !!(domain & AMDGPU_GEM_DOMAIN_VRAM);

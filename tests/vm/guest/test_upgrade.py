@@ -32,6 +32,8 @@ CALLS: Final = 10
 PAUSE_SECONDS: Final = 0.25
 """Detaching a program waits until every task has left the kernel: without it that takes minutes."""
 PATIENCE: Final = 60
+UNKNOWN: Final = 0x4B7F
+"""A number that neither device has a call for."""
 LATER: Final = ("svm", "cu_masks", "queues", "compute")
 """Maps that the first version with this schema did not have."""
 MUST_NOT_HAPPEN: Final = ("unreserved", "unrecorded_buffer")
@@ -139,6 +141,10 @@ class HeldUp:
         return usage.reserved if usage else 0
 
     def gets_the_other_half_and_no_more(self) -> bool:
+        # Calls in which the gate is not asked, and whose end the ledger is told of all the same.
+        assert self._caller.refused("call_nowhere", "/dev/kfd", UNKNOWN)
+        assert self._caller.refused("call_nowhere", self._render, UNKNOWN)
+        self._caller.do("open", self._render)
         self.allocate()
         return self._caller.refused("gem_create", self._render, 4096) == "ENOMEM"
 
