@@ -4,6 +4,9 @@
 The end of a buffer can be missed: the driver's functions were not followed for a while. The row
 then stays, and takes from the pod what nobody has. A row is given up only towards the kernel's own
 truth: all that lies in the VRAM of the GPU, whoever has it, is less than the ledger's sum.
+
+A call that nobody saw the end of stays charged as well, with nothing in VRAM to show for it. That
+goes when its cgroup is empty and has no other charge.
 """
 
 from __future__ import annotations
@@ -53,10 +56,7 @@ class Correction:
         return Reason("LEDGER_CORRECTED")
 
     def __str__(self) -> str:
-        return (
-            f"the ledger held {self.used} bytes for no process, and in all more than lies in the "
-            "GPU's VRAM: taken off"
-        )
+        return f"the ledger held {self.used} bytes for no process: taken off"
 
 
 @dataclass
@@ -75,6 +75,8 @@ class Corrections:
     def __init__(self) -> None:
         self._due = 0.0
         self._over: dict[int, _Over] = {}
+        self._idle: dict[_Key, tuple[int, int]] = {}
+        """Bytes and looks of the rows that are nothing but calls without an end."""
         self._pods: set[int] = set()
 
     def judge(
@@ -84,17 +86,23 @@ class Corrections:
         live: Mapping[int, int] | None,
         used: Callable[[int], int | None],
         drained: Callable[[int], bool],
+        unfollowed: Callable[[], Mapping[_Key, int]],
     ) -> list[tuple[ForgetUsage, Correction]]:
-        """The rows to give up at ``now`` (CLOCK_MONOTONIC), at most one for each GPU.
+        """The rows to give up at ``now`` (CLOCK_MONOTONIC).
 
         ``ledger`` was read before; None if it could not be. ``live`` has the pod's id by cgroup id;
         None after an incomplete walk. ``used`` gives the VRAM in use on a GPU, None where it is not
-        told; ``drained`` whether a live cgroup has no process and, as far as dmem tells, no VRAM.
+        told; ``drained`` whether a live cgroup has no process and, as far as dmem tells, no VRAM;
+        ``unfollowed`` the bytes charged for calls without an end, by the innermost cgroup.
         """
         if now < self._due or ledger is None or live is None:
             return []
         self._due = now + _SECONDS
         self._pods.update(live.values())
+
+        def empty(cgroup: int) -> bool:
+            return cgroup not in live or drained(cgroup)
+
         sizes: dict[int, dict[_Key, int]] = {}
         for key, row in ledger.items():
             if size := row.resident + row.page_tables:
@@ -110,13 +118,40 @@ class Corrections:
             over[gpu] = _again(self._over.get(gpu), total - there, held)
             if over[gpu].looks < _LOOKS:
                 continue
-            wrong = self._wrong(over[gpu], lambda cgroup: cgroup not in live or drained(cgroup))
+            wrong = self._wrong(over[gpu], empty)
             if wrong is not None:
                 found.append((ForgetUsage(*wrong), Correction(now, *wrong, over[gpu].sizes[wrong])))
                 del over[gpu]
         self._over = over
+        found += [
+            (ForgetUsage(*key), Correction(now, *key, size))
+            for key, size in self._without_end(ledger, empty, unfollowed)
+        ]
         self._pods.intersection_update({*live.values(), *(cgroup for cgroup, _ in ledger)})
         return found
+
+    def _without_end(
+        self,
+        ledger: Mapping[_Key, LedgerRow],
+        empty: Callable[[int], bool],
+        unfollowed: Callable[[], Mapping[_Key, int]],
+    ) -> list[tuple[_Key, int]]:
+        """Rows of empty cgroups, and their bytes, that were nothing else for all the looks."""
+        rows = {
+            key: row.requested
+            for key, row in ledger.items()
+            if row.requested and not row.resident and not row.page_tables and empty(key[0])
+        }
+        lost = unfollowed() if rows else {}
+        before, self._idle = self._idle, {}
+        for key, size in rows.items():
+            if lost.get(key) == size:
+                last, looks = before.get(key, (size, 0))
+                self._idle[key] = (size, looks + 1 if last == size else 1)
+        ended = [(key, size) for key, (size, looks) in self._idle.items() if looks >= _LOOKS]
+        for key, _ in ended:
+            del self._idle[key]
+        return ended
 
     def _wrong(self, over: _Over, empty: Callable[[int], bool]) -> _Key | None:
         """The largest row that is no more than what is too much; a container's before a pod's."""

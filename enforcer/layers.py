@@ -130,6 +130,19 @@ class KernelLayers:
         except BpfError as error:
             raise OSError(str(error)) from error
 
+    def unfollowed(self) -> Mapping[tuple[int, int], int]:
+        """Bytes charged for calls without an end, by (innermost cgroup's id, GPU)."""
+        sizes: dict[tuple[int, int], int] = {}
+        try:
+            holdings = self.maps.buffers().values() if self.maps is not None else ()
+        except BpfError:
+            return {}
+        for holding in holdings:
+            if not holding.followed and holding.cgroups:
+                key = (holding.cgroups[-1], holding.gpu)
+                sizes[key] = sizes.get(key, 0) + holding.size
+        return sizes
+
     def follows_queues(self) -> bool:
         """Whether the ledger knows of compute queues and their masks."""
         try:

@@ -351,7 +351,12 @@ class Enforcer:
     ) -> tuple[Incident, ...]:
         kills, overruns = self._overruns.judge(now, books, entries, found.owners)
         corrections = self._corrections.judge(
-            now, books, found.live, self._devices.vram_used, partial(self._drained, found)
+            now,
+            books,
+            found.live,
+            self._devices.vram_used,
+            partial(self._drained, found),
+            self._kernel.unfollowed,
         )
         for _, correction in corrections:
             # Its pod may be long gone, and then this is all there is of it.

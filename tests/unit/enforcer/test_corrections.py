@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from collections.abc import Callable, Mapping
+from functools import partial
+from typing import ClassVar
 
 import pytest
 
@@ -31,8 +33,8 @@ def looks(
 ) -> list[tuple[ForgetUsage, Correction]]:
     corrections = Corrections()
     for look in range(times - 1):
-        assert corrections.judge(look * 5.0, books, live, lambda _: used, drained) == []
-    return corrections.judge(times * 5.0, books, live, lambda _: used, drained)
+        assert corrections.judge(look * 5.0, books, live, lambda _: used, drained, dict) == []
+    return corrections.judge(times * 5.0, books, live, lambda _: used, drained, dict)
 
 
 def test_a_dead_containers_row_that_is_nowhere_in_vram_is_given_up() -> None:
@@ -82,7 +84,7 @@ def test_a_row_that_moves_is_in_use() -> None:
     corrections = Corrections()
     for look in range(6):
         books = {(POD, GPU): row(64 + look), (DEAD, GPU): row(64 + look)}
-        assert corrections.judge(look * 5.0, books, LIVE, lambda _: 0, everyone) == []
+        assert corrections.judge(look * 5.0, books, LIVE, lambda _: 0, everyone, dict) == []
 
 
 def test_looks_that_do_not_agree_begin_anew() -> None:
@@ -90,8 +92,8 @@ def test_looks_that_do_not_agree_begin_anew() -> None:
     books = {(POD, GPU): row(64), (DEAD, GPU): row(64)}
     for look, used in enumerate((0, 0, 64, 0, 0)):
         size = used * MIB
-        assert corrections.judge(look * 5.0, books, LIVE, lambda _, s=size: s, everyone) == []
-    assert corrections.judge(30.0, books, LIVE, lambda _: 0, everyone)
+        assert corrections.judge(look * 5.0, books, LIVE, {GPU: size}.get, everyone, dict) == []
+    assert corrections.judge(30.0, books, LIVE, lambda _: 0, everyone, dict)
 
 
 def test_it_looks_every_five_seconds_only() -> None:
@@ -104,7 +106,7 @@ def test_it_looks_every_five_seconds_only() -> None:
     corrections = Corrections()
     books = {(POD, GPU): row(64), (DEAD, GPU): row(64)}
     for now in (0.0, 1.0, 4.9, 5.0):
-        corrections.judge(now, books, LIVE, used, everyone)
+        corrections.judge(now, books, LIVE, used, everyone, dict)
     assert asked == [GPU, GPU]
 
 
@@ -112,19 +114,19 @@ def test_each_gpu_is_judged_by_itself() -> None:
     books = {(POD, GPU): row(64), (DEAD, GPU): row(64), (POD, OTHER): row(64)}
     corrections = Corrections()
     for look in range(2):
-        corrections.judge(look * 5.0, books, LIVE, {GPU: 0, OTHER: 64 * MIB}.get, everyone)
-    found = corrections.judge(10.0, books, LIVE, {GPU: 0, OTHER: 64 * MIB}.get, everyone)
+        corrections.judge(look * 5.0, books, LIVE, {GPU: 0, OTHER: 64 * MIB}.get, everyone, dict)
+    found = corrections.judge(10.0, books, LIVE, {GPU: 0, OTHER: 64 * MIB}.get, everyone, dict)
     assert [action for action, _ in found] == [ForgetUsage(DEAD, GPU)]
 
 
 def test_a_pod_that_was_seen_counts_after_its_end() -> None:
     corrections = Corrections()
     books = {(POD, GPU): row(64), (DEAD, GPU): row(64)}
-    corrections.judge(0.0, books, LIVE, lambda _: 64 * MIB, everyone)
+    corrections.judge(0.0, books, LIVE, lambda _: 64 * MIB, everyone, dict)
     gone = {SECOND: SECOND}
     for look in (1, 2):
-        assert corrections.judge(look * 5.0, books, gone, lambda _: 0, everyone) == []
-    assert corrections.judge(15.0, books, gone, lambda _: 0, everyone)[0][0] == ForgetUsage(
+        assert corrections.judge(look * 5.0, books, gone, lambda _: 0, everyone, dict) == []
+    assert corrections.judge(15.0, books, gone, lambda _: 0, everyone, dict)[0][0] == ForgetUsage(
         DEAD, GPU
     )
 
@@ -140,5 +142,56 @@ def test_what_was_not_read_is_no_reason(unknown: str) -> None:
             None if unknown == "live" else LIVE,
             lambda _: 0,
             everyone,
+            dict,
         )
         assert found == []
+
+
+class TestACallWithoutAnEnd:
+    BOOKS: ClassVar = {(POD, GPU): LedgerUsage(96 * MIB), (BOX, GPU): LedgerUsage(64 * MIB)}
+    LOST: ClassVar = {(BOX, GPU): 64 * MIB}
+
+    def looks(
+        self,
+        books: Books,
+        lost: Mapping[tuple[int, int], int],
+        empty: Callable[[int], bool] = lambda cgroup: cgroup == BOX,
+    ) -> list[tuple[ForgetUsage, Correction]]:
+        corrections = Corrections()
+        for look in range(2):
+            found = corrections.judge(look * 5.0, books, LIVE, lambda _: 0, empty, lambda: lost)
+            assert found == []
+        return corrections.judge(10.0, books, LIVE, lambda _: 0, empty, lambda: lost)
+
+    def test_is_taken_off_when_its_container_is_empty(self) -> None:
+        ((action, told),) = self.looks(self.BOOKS, self.LOST)
+        assert action == ForgetUsage(BOX, GPU)
+        assert (told.cgroup, told.gpu, told.used) == (BOX, GPU, 64 * MIB)
+
+    def test_and_when_it_is_gone(self) -> None:
+        books = {**self.BOOKS, (DEAD, GPU): LedgerUsage(32 * MIB)}
+        ((action, _),) = self.looks(books, {(DEAD, GPU): 32 * MIB}, lambda _: False)
+        assert action == ForgetUsage(DEAD, GPU)
+
+    def test_stays_while_a_process_is_there(self) -> None:
+        assert self.looks(self.BOOKS, self.LOST, lambda _: False) == []
+
+    def test_stays_beside_a_buffer_that_may_live_elsewhere(self) -> None:
+        assert self.looks(self.BOOKS, {(BOX, GPU): 32 * MIB}) == []
+        in_vram = {**self.BOOKS, (BOX, GPU): LedgerUsage(64 * MIB, resident=MIB)}
+        assert self.looks(in_vram, self.LOST) == []
+
+    def test_that_becomes_another_is_looked_at_anew(self) -> None:
+        corrections = Corrections()
+        for look, mib in enumerate((64, 32, 32)):
+            books = {(BOX, GPU): LedgerUsage(mib * MIB)}
+            lost = {(BOX, GPU): mib * MIB}
+            assert not corrections.judge(
+                look * 5.0, books, LIVE, lambda _: 0, everyone, partial(dict, lost)
+            )
+
+    def test_is_not_asked_for_where_every_row_has_something_to_show(self) -> None:
+        def fail() -> Mapping[tuple[int, int], int]:
+            raise AssertionError
+
+        Corrections().judge(0.0, {(BOX, GPU): row(64)}, LIVE, lambda _: 0, everyone, fail)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from enforcer.model import MIB
 from tests.vm.guest.gatenode import OBJECTS
 from tests.vm.guest.services import ledger, wait_for
 from tests.vm.guest.test_limit import tenant
+from tests.vm.guest.test_upgrade import held_up
 
 if TYPE_CHECKING:
     from enforcer.model import Gpu
@@ -49,3 +51,27 @@ def test_what_no_process_has_and_no_vram_holds_is_taken_off(
     assert ledger(lives.container.cgroup_id, gpu.bdf).resident == 32 * MIB
     lives.client.kfd_alloc(gpu, 32 * MIB)
     assert lives.client.refused(f"kfd-alloc {gpu.kfd_id} 4096") == "ENOMEM"
+
+
+def test_a_call_that_nobody_saw_the_end_of_goes_with_its_container(
+    enforcer: Enforcer, pods: Pods, gpu: Gpu
+) -> None:
+    lost, lives = (tenant(pods, enforcer, gpu, 64, name) for name in ("lost", "lives"))
+    lives.client.kfd_alloc(gpu, 32 * MIB)
+    enforcer.kill()
+    with ThreadPoolExecutor(1) as pool, held_up(gpu):
+        making = pool.submit(lost.client.kfd_alloc, gpu, 48 * MIB)
+        wait_for(
+            "the call to be let pass",
+            lambda: ledger(lost.pod.cgroup_id, gpu.bdf).reserved == 48 * MIB,
+        )
+        # None of these programs runs at the end of what is under way.
+        loader.load_ledger(OBJECTS / "ledger.bpf.o")
+    making.result()
+    assert lost.client.refused("kfd-version") == ""
+    held = ledger(lost.pod.cgroup_id, gpu.bdf)
+    assert (held.requested, held.reserved) == (48 * MIB, 0)
+    lost.container.kill()
+    enforcer.start()
+    wait_for("the correction", lambda: ledger(lost.pod.cgroup_id, gpu.bdf).requested == 0, 90)
+    assert ledger(lives.pod.cgroup_id, gpu.bdf).requested == 32 * MIB
