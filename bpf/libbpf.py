@@ -373,6 +373,16 @@ class Libbpf:
             f"{path}: cannot open the pinned map", self.lib.bpf_obj_get(os.fsencode(path))
         )
 
+    def map_number(self, path: Path) -> int:
+        """The kernel's number of a pinned map."""
+        fd = self.open_pinned(path)
+        try:
+            info = _MapInfo()
+            self._info(fd, info)
+        finally:
+            os.close(fd)
+        return int(info.id)
+
     def map_sizes(self, fd: int) -> tuple[int, int, int]:
         """(key bytes, value bytes, entries)."""
         info = _MapInfo()

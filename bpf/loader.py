@@ -137,6 +137,8 @@ _RECORD: Final = "record"
 """Beside a part's pins, a symbolic link (a BPF file system has no files) whose text says what was
 attached, and from which build. It is made last: without it a part is never taken for whole."""
 _NAME_MAX: Final = 255
+_DUMMY_CALLS: Final = 3
+"""One may be passed over, as a task was preempted inside the program on that CPU."""
 _ATTACHING: Final = 1
 """Grows when the same object would be attached in another way."""
 _PROBES: Final = "ledger_probes.bpf.o"
@@ -609,9 +611,11 @@ def _load(object_path: Path, pin_root: Path, part: _Part) -> tuple[int, Mapping[
             generation = 1 + max(_generations(pin_root), default=0)
             library.set_constant(opened, ".rodata.generation", decode.U32.pack(generation))
             attached = _select(library, opened, part)
+            chosen = frozenset(name for name, why_not in attached.items() if why_not is None)
             library.load_object(opened, str(object_path))
             links = pin_root / str(generation)
             links.mkdir(mode=0o700)
+            surroundings = _driver(), _map_numbers(library, pin_root)
             try:
                 _attach(library, opened, links, part, attached)
                 with Maps(library, pin_root) as maps:
@@ -624,7 +628,11 @@ def _load(object_path: Path, pin_root: Path, part: _Part) -> tuple[int, Mapping[
             except BaseException:
                 _remove(links)
                 raise
-            _write_record(library, object_path, links, part, attached)
+            # What failed now may not the next time; that bpf is no security module stays so.
+            if all(
+                why_not is None or name not in chosen - {_LSM} for name, why_not in attached.items()
+            ):
+                _write_record(library, object_path, links, part, attached, surroundings)
             _remove_links(pin_root, part, keep=generation)
         finally:
             library.close_object(opened)
@@ -637,18 +645,21 @@ def _kept(
     """Generation and programs of a part that acts, is of this build and has all it had.
 
     The gate's programs are proven again, each with a call of its own; those of the ledger, which
-    nobody can call, are compared with what was attached. None, whatever is the matter with it.
+    nobody can call, are compared with what was attached, all with the driver and the maps they were
+    attached to. None, whatever is the matter with it.
     """
     library = Libbpf()
-    with suppress(BpfError, OSError, ValueError, KeyError), _locked(pin_root):
+    with suppress(BpfError, OSError, ValueError, KeyError, TypeError), _locked(pin_root):
         with Maps(library, pin_root) as maps:
             oldest, generation = maps._acting(part)
             links = pin_root / str(generation)
             record = _decode((links / (part.prefix + _RECORD)).readlink().as_posix())
+            if oldest != generation or record["build"] != _build(object_path):
+                return None
             attached: dict[str, str | None] = dict.fromkeys(record["attached"])
             if (
-                oldest != generation
-                or record["build"] != _build(object_path)
+                record["driver"] != _driver()
+                or not record["maps"].items() <= _map_numbers(library, pin_root).items()
                 or record["programs"] != _programs(library, links, part, attached)
                 or (part is _Part.GATE and not _proven(maps, generation, attached))
             ):
@@ -664,12 +675,15 @@ def _write_record(
     links: Path,
     part: _Part,
     attached: Mapping[str, str | None],
+    surroundings: tuple[list[int], dict[str, int]],
 ) -> None:
     """For ``_kept``. A part without one is in force all the same, and loaded anew the next time."""
     present = [name for name, why_not in attached.items() if why_not is None]
     with suppress(BpfError, OSError):
         record = {
             "build": _build(object_path),
+            "driver": surroundings[0],
+            "maps": surroundings[1],
             "attached": present,
             "left_out": {name: why for name, why in attached.items() if why is not None},
             "programs": _programs(library, links, part, present),
@@ -689,6 +703,27 @@ def _decode(text: str) -> dict[str, Any]:
     return record
 
 
+def _driver() -> list[int]:
+    """Which of the driver's modules are loaded, and which have type information; 0: not.
+
+    By inode: sysfs makes a directory or file anew, under another, each time a module is loaded.
+    """
+    found = []
+    for path in (
+        Path("/sys") / part / name for part in ("module", "kernel/btf") for name in MODULES
+    ):
+        try:
+            found.append(path.stat().st_ino)
+        except FileNotFoundError:
+            found.append(0)
+    return found
+
+
+def _map_numbers(library: Libbpf, pin_root: Path) -> dict[str, int]:
+    """The kernel's number of each pinned map: programs stay with theirs, whatever is pinned."""
+    return {path.name: library.map_number(path) for path in pin_root.iterdir() if not path.is_dir()}
+
+
 def _build(object_path: Path) -> str:
     return hashlib.sha256(b"%d " % _ATTACHING + object_path.read_bytes()).hexdigest()
 
@@ -706,14 +741,18 @@ def _proven(maps: Maps, generation: int, attached: Mapping[str, str | None]) -> 
     """Whether the gate's programs refuse a dummy call each, and the right one decides."""
     lsm = (generation,) * 2 if _LSM in attached else (0, 0)
     return maps._acting(_Stand.LSM) == lsm and all(
-        maps._refused_dummy(generation, hook) for name, hook in _HOOKS.items() if name in attached
+        _refuses(maps, generation, hook) for name, hook in _HOOKS.items() if name in attached
     )
+
+
+def _refuses(maps: Maps, generation: int, hook: int) -> bool:
+    return any(maps._refused_dummy(generation, hook) for _ in range(_DUMMY_CALLS))
 
 
 def _prove(maps: Maps, generation: int, links: Path, attached: dict[str, str | None]) -> None:
     """Have each program refuse a dummy call; one that does not is let go again."""
     for name, hook in _HOOKS.items():
-        if attached[name] is not None or maps._refused_dummy(generation, hook):
+        if attached[name] is not None or _refuses(maps, generation, hook):
             continue
         attached[name] = "attached, but it did not refuse a dummy call: the kernel does not run it"
         if name == _LSM:

@@ -88,3 +88,19 @@ def test_one_of_another_build_or_that_does_not_act_is_loaded_anew(
     assert third.generation > second
     assert third.self_test()
     holds(node)
+
+
+def test_one_on_maps_that_are_no_longer_those_of_the_others_is_loaded_anew(node: Node) -> None:
+    kept = loader.load_gate(GATE, PINS, keep=True).generation
+    (PINS / "tenants").unlink()
+    # As the enforcer does: the ledger comes first, finds a map missing and makes it anew.
+    loader.load_ledger(LEDGER, PINS, keep=True)
+    assert loader.load_gate(GATE, PINS, keep=True).generation > kept
+
+
+def test_one_that_was_attached_to_another_driver_is_loaded_anew(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = loader.load_ledger(LEDGER, PINS, keep=True).generation
+    monkeypatch.setattr(loader, "_driver", list)
+    assert loader.load_ledger(LEDGER, PINS, keep=True).generation > kept
