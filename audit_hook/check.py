@@ -218,7 +218,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.what == "image":
         if not arguments.path.is_dir():
             parser.error(f"{arguments.path}: expected the directory of an unpacked image")
-        image = inspect_image(arguments.path)
+        try:
+            image = inspect_image(arguments.path)
+        except OSError as error:
+            parser.error(f"{arguments.path}: {error}")
         version = "" if image.version is None else " {}.{}".format(*image.version)
         print(f"{image.libc}{version}")
         for name, loads in (("auditor", image.auditor_loads), ("tool", image.tool_loads)):

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
 import subprocess
+import time
 from struct import pack_into
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,7 @@ from elftools.elf.elffile import ELFFile
 from hypothesis import given, settings
 
 from audit_hook import check
+from audit_hook import image as audit_image
 from audit_hook.check import Rule, auditor_rule, main
 from audit_hook.image import Libc, glibc_version, inspect_image
 from tests.hook.fuzz import elf
@@ -234,6 +237,70 @@ def test_links_of_an_image_do_not_lead_to_the_node(tmp_path: Path) -> None:
     (lib / "libc.so.6").unlink()
     (lib / "libc.so.6").symlink_to("libc.so.6")
     assert inspect_image(root).libc is Libc.NONE
+
+
+@pytest.mark.parametrize("stand_in", ["libgcompat.so.0", "libc.musl-x86_64.so.1"])
+def test_musl_that_passes_for_glibc_is_musl(tmp_path: Path, stand_in: str) -> None:
+    root = image(tmp_path, None, b"", stand_in)
+    (root / "usr/lib/libc.so.6").symlink_to(stand_in)
+    found = inspect_image(root)
+    assert (found.libc, found.tool_loads) == (Libc.MUSL, False)
+
+
+def test_a_libc_without_a_version_loads_nothing(tmp_path: Path) -> None:
+    found = inspect_image(image(tmp_path, None, b"", "libc.so.6"))
+    assert (found.libc, found.version, found.tool_loads) == (Libc.GLIBC, None, False)
+    (tmp_path / "usr/lib/ld-musl-x86_64.so.1").write_bytes(b"")
+    assert inspect_image(tmp_path).libc is Libc.MUSL
+
+
+def test_a_glibc_beside_musl_is_what_gpu_programs_use(tmp_path: Path) -> None:
+    found = inspect_image(image(tmp_path, "2.36", b"", "ld-musl-x86_64.so.1"))
+    assert (found.libc, found.tool_loads) == (Libc.GLIBC, True)
+
+
+@pytest.mark.parametrize("name", ["libc-real.so", "ld-linux-x86-64.so.2"])
+def test_a_file_larger_than_any_libc_is_not_read(tmp_path: Path, name: str) -> None:
+    root = image(tmp_path, "2.34")
+    os.truncate(root / "usr/lib/x86_64-linux-gnu" / name, 450 << 20)
+    with pytest.raises(OSError, match=f"{name}: a file that is too large, of 450 MiB"):
+        inspect_image(root)
+
+
+def test_a_file_of_beginnings_of_a_banner_is_read_in_time(tmp_path: Path) -> None:
+    root = image(tmp_path, None)
+    (root / "usr/lib/libc.so.6").write_bytes(b"GNU C Library " * 60_000)
+    started = time.process_time()
+    assert inspect_image(root).version is None
+    assert time.process_time() - started < 20  # minutes where it is quadratic
+
+
+def test_directories_without_an_end_are_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_image, "_MOST_ENTRIES", 20)
+    root = image(tmp_path, "2.36", b"", *(f"{number}.so" for number in range(30)))
+    with pytest.raises(OSError, match="more than 20 files in the library directories"):
+        inspect_image(root)
+
+
+def test_more_machines_than_there_are_is_told(tmp_path: Path) -> None:
+    root = image(tmp_path, None)
+    for number in range(16):
+        (root / f"usr/lib/m{number}-linux-gnu").mkdir()
+    with pytest.raises(OSError, match=r"lib: more than 16 directories \*-linux-gnu"):
+        inspect_image(root)
+
+
+def test_names_of_an_image_are_few_and_plain_where_they_are_shown(tmp_path: Path) -> None:
+    names = ("libjemalloc.so.\x1b[2J", "libjemalloc.so.\udcff", "libjemalloc.so.1")
+    root = image(tmp_path, "2.36", b"", *names, *(f"libjemalloc.so.{n}" for n in range(2, 9)))
+    (note,) = inspect_image(root).notes
+    assert note.startswith("libjemalloc.so.1, libjemalloc.so.2, libjemalloc.so.3 and 7 more:")
+    for number in range(1, 9):
+        (root / f"usr/lib/libjemalloc.so.{number}").unlink()
+    (note,) = inspect_image(root).notes
+    assert note.startswith(r"libjemalloc.so.\udcff, libjemalloc.so.\x1b[2J: ")
 
 
 def test_this_machines_files_can_be_inspected(capsys: pytest.CaptureFixture[str]) -> None:
