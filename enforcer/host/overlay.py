@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _NEWNS = 0x00020000
 _RDONLY, _NOSUID, _NODEV, _NOEXEC = 1, 2, 4, 8
-_REC, _PRIVATE = 0x4000, 1 << 18
+_REC, _SLAVE = 0x4000, 1 << 19
 _MOST_OPTIONS = 4095
 """mount(2) takes a page of them."""
 _PLACE = Path("/proc")
@@ -29,7 +29,8 @@ def enter_mounts(proc: Path) -> None:
     with (proc / "1/ns/mnt").open("rb") as namespace:
         _check(libc.setns(namespace.fileno(), _NEWNS), str(namespace.name))
     _check(libc.unshare(_NEWNS), "unshare")
-    _check(libc.mount(None, b"/", None, ctypes.c_ulong(_REC | _PRIVATE), None), "/")
+    # What is done here stays here; what the host unmounts is let go here too.
+    _check(libc.mount(None, b"/", None, ctypes.c_ulong(_REC | _SLAVE), None), "/")
 
 
 def mount_layers(layers: Sequence[PurePosixPath]) -> Path:
