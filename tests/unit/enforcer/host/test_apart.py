@@ -3,10 +3,14 @@
 
 import multiprocessing
 import os
+import re
+import resource
 import signal
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+
+import pytest
 
 from enforcer.host.apart import Answer, Apart
 
@@ -17,6 +21,12 @@ def _answer(about: str) -> str:
             time.sleep(60)
         case "dies":
             os._exit(1)
+        case "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "raises":
+            raise ValueError("of the \N{SNOWMAN} question")
+        case "large":
+            return "x" * 100_000
         case "slow":
             time.sleep(1)
     return f"seen {about}"
@@ -82,14 +92,70 @@ def test_an_answer_that_came_late_may_be_asked_for_again() -> None:
     assert last == Answer("seen slow")
 
 
-def _dying(apart: Apart) -> list[Answer]:
-    return [*apart.ask("one", ["dies"], 1), *apart.ask("one", ["a"], 30)]
+def _failing(apart: Apart) -> list[Answer]:
+    bad = apart.ask("one", ["dies", "killed", "raises", "large", "x" * 70_000], 30)
+    # Once more: nothing hangs of what has ended.
+    return [*bad, *apart.ask("one", ["killed", "a"], 30)]
 
 
-def test_a_process_that_dies_is_silent_and_no_other_is() -> None:
-    dies, other = run(_dying)
-    assert dies.silent
+def test_a_process_that_ends_without_an_answer_is_told_at_once_and_no_other_is() -> None:
+    started = time.monotonic()
+    *failed, other = run(_failing)
+    assert time.monotonic() - started < 25
+    assert [one.text for one in failed] == [
+        "ended without an answer",
+        "ended without an answer, by signal 9",
+        r"ended with ValueError: 'of the \u2603 question'",
+        failed[3].text,
+        "cannot be asked: Message too long",
+        "ended without an answer, by signal 9",
+    ]
+    assert re.fullmatch(r"an answer that is too large, of 1\d{5} bytes", failed[3].text)
+    assert all(one.silent and one.failed for one in failed)
     assert other == Answer("seen a")
+
+
+def _at_once(apart: Apart) -> list[Answer]:
+    with ThreadPoolExecutor(3) as pool:
+        hanging = pool.submit(apart.ask, "one", ["hangs"], 8)
+        time.sleep(0.5)
+        started = time.monotonic()
+        slow = [pool.submit(apart.ask, "one", ["slow"], 6) for _ in range(2)]
+        found = [answer for one in slow for answer in one.result()]
+        found += apart.ask("other", ["a"], 6)
+        took = time.monotonic() - started
+        return [*found, *hanging.result(), Answer(str(took < 6))]
+
+
+def test_who_waits_for_an_answer_keeps_nobody_from_another_one() -> None:
+    assert run(_at_once) == [
+        Answer("seen slow"),
+        Answer("seen slow"),
+        Answer("A"),
+        Answer("does not answer within 8.0 s", silent=True),
+        Answer("True"),
+    ]
+
+
+def _unforkable(_: Apart) -> list[Answer]:
+    # Only somebody else's processes are counted: root may have as many as it wants.
+    os.setresuid(65534, 65534, 65534)
+    resource.setrlimit(resource.RLIMIT_NPROC, (1000, 1000))
+    second = Apart({"one": _answer})
+    resource.prlimit(second.pid, resource.RLIMIT_NPROC, (0, 1000))
+    refused = second.ask("one", ["a"], 30)
+    resource.prlimit(second.pid, resource.RLIMIT_NPROC, (1000, 1000))
+    answered = second.ask("one", ["a"], 30)
+    second.close()
+    return [*refused, *answered]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="becomes somebody whose processes are counted")
+def test_a_process_that_cannot_be_made_is_told_and_the_next_one_is() -> None:
+    refused, answered = run(_unforkable)
+    assert refused.failed
+    assert refused.text.startswith("cannot be asked: no process for it: ")
+    assert answered == Answer("seen a")
 
 
 def _orphaned(apart: Apart) -> list[Answer]:
@@ -103,7 +169,7 @@ def _orphaned(apart: Apart) -> list[Answer]:
 
 def test_without_its_process_nothing_can_be_asked() -> None:
     (answer,) = run(_orphaned)
-    assert answer.silent
+    assert answer.failed
     assert "cannot be asked" in answer.text
 
 
