@@ -9,6 +9,7 @@ CRI-O (containers/storage) is read from its files.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import time
 from contextlib import contextmanager, suppress
@@ -37,12 +38,23 @@ _NAMESPACE = (("containerd-namespace", "k8s.io"),)
 _SNAPSHOTTER = "io.containerd.snapshotter.v1."
 _STORAGE = "overlay-images"
 _LEAST_SECONDS = 0.1
-_REMOVE_SECONDS = 2.0
-"""Also where the time is up by then."""
+_REMOVE_SECONDS = 0.5, 2.0
+"""The former where the time is up by then: containerd collects a view that stays."""
+_MOST_MESSAGE_BYTES = 1 << 20
+# What containerd tells of an image begins with it; the rest is the image's, and not parsed here.
+_CHAIN = re.compile(r'\{\s*"chainID"\s*:\s*"(sha256:[0-9a-f]{64})"')
 
 
 class StoreError(Exception):
     """The image's files cannot be found; the message says why, in one line."""
+
+
+class NoSuchImageError(StoreError):
+    """No runtime that is there has the image."""
+
+
+class _NoPodsError(StoreError):
+    """Not a runtime that kubelet could use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +79,48 @@ class ImageStore:
         self._host = host
 
     def find(self, name: str, seconds: float) -> StoredImage:
-        """The image of a name as a pod has it. Raises StoreError."""
+        """The image of a name as a pod has it. Raises StoreError, also where two have another.
+
+        NoSuchImageError is the answer of every runtime that is there.
+        """
         deadline = time.monotonic() + seconds
-        problems = []
+        sockets, problems = self._sockets()
+        found: list[StoredImage] = []
+        missing: list[str] = []
+        strangers: list[str] = []
+        for number, socket in enumerate(sockets):
+            # One that hangs leaves the others, and the look itself, a share of the time.
+            share = (deadline - time.monotonic()) / (len(sockets) - number + 1)
+            try:
+                found.append(_find(socket, name, time.monotonic() + share))
+            except NoSuchImageError as error:
+                missing.append(str(error))
+            except _NoPodsError as error:
+                strangers.append(str(error))
+            except StoreError as error:
+                problems.append(str(error))
+        if len({one.id for one in found}) > 1:
+            having = ", ".join(f"{one.id} at {one.socket}" for one in found)
+            raise StoreError(f"{name} is not one image: {having}")
+        if found:
+            return found[0]
+        if missing and not problems:
+            raise NoSuchImageError("; ".join(missing))
+        raise StoreError(
+            "; ".join([*problems, *missing, *strangers])
+            or f"no container runtime: expected one of {', '.join(_SOCKETS)} below {self._host}"
+        )
+
+    def _sockets(self) -> tuple[list[Path], list[str]]:
+        """Of the runtimes that are there; and what kept from seeing whether one is."""
+        found, problems = [], []
         for socket in (self._host / path for path in _SOCKETS):
             try:
                 if socket.is_socket():
-                    return _find(socket, name, deadline)
+                    found.append(socket)
             except OSError as error:
-                raise StoreError(f"{socket}: {error.strerror}") from error
-            except StoreError as error:
-                problems.append(str(error))
-        raise StoreError(
-            "; ".join(problems)
-            or f"no container runtime: expected one of {', '.join(_SOCKETS)} below {self._host}"
-        )
+                problems.append(f"{socket}: {error.strerror}")
+        return found, problems
 
     @contextmanager
     def layers(self, image: StoredImage, seconds: float) -> Iterator[list[PurePosixPath]]:
@@ -108,17 +147,18 @@ class ImageStore:
 
 def _find(socket: Path, name: str, deadline: float) -> StoredImage:
     try:
-        with grpc.insecure_channel(f"unix:{socket}") as channel:
+        with _channel(socket) as channel:
             images = ImageServiceStub(channel)
             status = images.ImageStatus(
                 cri_pb2.ImageStatusRequest(image=cri_pb2.ImageSpec(image=name), verbose=True),
                 timeout=_left(deadline),
             )
             if not status.HasField("image"):
-                raise StoreError(f"{socket}: there is no image {name}")
+                raise NoSuchImageError(f"{socket}: there is no image {name}")
             told = images.ImageFsInfo(cri_pb2.ImageFsInfoRequest(), timeout=_left(deadline))
     except grpc.RpcError as error:
-        raise StoreError(f"{socket}: {_why(error)}") from error
+        unknown = isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNIMPLEMENTED
+        raise (_NoPodsError if unknown else StoreError)(f"{socket}: {_why(error)}") from error
     stores = [PurePosixPath(one.fs_id.mountpoint) for one in told.image_filesystems]
     chain = _chain(status.info)
     for store in stores:
@@ -132,11 +172,14 @@ def _find(socket: Path, name: str, deadline: float) -> StoredImage:
 
 def _chain(info: Mapping[str, str]) -> str:
     """The chain id in containerd's own words about an image; "" where there is none."""
-    try:
-        chain = json.loads(info["info"])["chainID"]
-    except (KeyError, TypeError, ValueError, RecursionError):
-        return ""
-    return chain if isinstance(chain, str) else ""
+    match = _CHAIN.match(info.get("info", ""))
+    return match[1] if match else ""
+
+
+def _channel(socket: Path) -> grpc.Channel:
+    return grpc.insecure_channel(
+        f"unix:{socket}", options=[("grpc.max_receive_message_length", _MOST_MESSAGE_BYTES)]
+    )
 
 
 @contextmanager
@@ -145,7 +188,7 @@ def _view(image: StoredImage, deadline: float) -> Iterator[list[PurePosixPath]]:
     snapshotter = image.store.name.removeprefix(_SNAPSHOTTER)
     key = f"ringfence-{secrets.token_hex(8)}"
     try:
-        with grpc.insecure_channel(f"unix:{image.socket}") as channel:
+        with _channel(image.socket) as channel:
             snapshots = SnapshotsStub(channel)
             view = snapshots.View(
                 snapshots_pb2.ViewSnapshotRequest(
@@ -161,7 +204,7 @@ def _view(image: StoredImage, deadline: float) -> Iterator[list[PurePosixPath]]:
                     snapshots.Remove(
                         snapshots_pb2.RemoveSnapshotRequest(snapshotter=snapshotter, key=key),
                         metadata=_NAMESPACE,
-                        timeout=_REMOVE_SECONDS,
+                        timeout=sorted([*_REMOVE_SECONDS, _left(deadline)])[1],
                     )
     except grpc.RpcError as error:
         raise StoreError(f"{image.socket}: a view of {image.name}: {_why(error)}") from error

@@ -11,8 +11,8 @@ from pathlib import Path, PurePosixPath
 import grpc
 import pytest
 
-from enforcer.imagestore import snapshots_pb2
-from enforcer.imagestore.client import ImageStore, StoreError
+from enforcer.imagestore import client, snapshots_pb2
+from enforcer.imagestore.client import ImageStore, NoSuchImageError, StoreError
 from tests.unit.enforcer.imagestore.runtime import (
     CHAIN,
     CONTAINERD,
@@ -78,7 +78,7 @@ def test_an_image_that_is_not_unpacked_is_told(tmp_path: Path) -> None:
 
 
 def test_an_image_that_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="there is no image alpine:3"):
+    with pytest.raises(NoSuchImageError, match="there is no image alpine:3"):
         looked(tmp_path, containerd(overlay("7")), "alpine:3")
 
 
@@ -146,6 +146,65 @@ def test_a_root_that_cannot_be_looked_at_is_told(tmp_path: Path) -> None:
         ImageStore(tmp_path / ("x" * 300)).find("debian:12", 5)
 
 
+def test_a_socket_that_cannot_be_looked_at_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Where it is not looked at it may be the one that has the image.
+    monkeypatch.setattr(client, "_SOCKETS", ("x" * 300, "run/crio/crio.sock"))
+    with serving(Runtime(CRIO, {}, []), tmp_path / "run/crio/crio.sock"):
+        assert ImageStore(tmp_path).find("debian:12", 5).id == IMAGE
+        with pytest.raises(StoreError, match=r"(?i)name too long; .*no image alpine:3") as caught:
+            ImageStore(tmp_path).find("alpine:3", 5)
+    assert not isinstance(caught.value, NoSuchImageError)
+
+
+def test_a_name_that_is_two_images_is_none(tmp_path: Path) -> None:
+    first, second = containerd(), Runtime(CRIO, {}, [], "sha256:" + "2" * 64)
+    with (
+        serving(first, tmp_path / "run/containerd/containerd.sock"),
+        serving(second, tmp_path / "run/crio/crio.sock"),
+    ):
+        with pytest.raises(StoreError, match=r"debian:12 is not one image: .*11 at .*, .*22 at "):
+            ImageStore(tmp_path).find("debian:12", 5)
+        second.image = IMAGE
+        assert ImageStore(tmp_path).find("debian:12", 5).socket.name == "containerd.sock"
+        with pytest.raises(NoSuchImageError, match=r"no image alpine:3; .*no image alpine:3"):
+            ImageStore(tmp_path).find("alpine:3", 5)
+
+
+def test_a_runtime_that_hangs_leaves_another_its_time(tmp_path: Path) -> None:
+    hanging = containerd()
+    hanging.ImageStatus = lambda *_: time.sleep(5)  # type: ignore[method-assign,assignment]
+    with (
+        serving(hanging, tmp_path / "run/containerd/containerd.sock"),
+        serving(Runtime(CRIO, {}, []), tmp_path / "run/crio/crio.sock"),
+    ):
+        assert ImageStore(tmp_path).find("debian:12", 3).socket.name == "crio.sock"
+        with pytest.raises(StoreError, match="deadline_exceeded") as caught:
+            ImageStore(tmp_path).find("alpine:3", 2)
+    assert not isinstance(caught.value, NoSuchImageError)
+
+
+@pytest.mark.parametrize(
+    ("info", "error"),
+    [
+        (json.dumps({"chainID": CHAIN, "imageSpec": "x" * (2 << 20)}), "resource_exhausted"),
+        (json.dumps({"imageSpec": {"chainID": CHAIN}}), "expected the store"),
+        (json.dumps({"chainID": "sha256:../../x"}), "expected the store"),
+    ],
+)
+def test_no_more_is_read_of_an_images_description_than_its_beginning(
+    tmp_path: Path, info: str, error: str
+) -> None:
+    with pytest.raises(StoreError, match=error):
+        looked(tmp_path, Runtime(CONTAINERD, {"info": info}, []))
+
+
+def test_what_follows_the_chain_in_a_description_is_not_parsed(tmp_path: Path) -> None:
+    info = f'{{"chainID":"{CHAIN}","imageSpec":{"[" * 9999}'
+    assert looked(tmp_path, Runtime(CONTAINERD, {"info": info}, [overlay("7")]))
+
+
 def test_a_runtime_without_kubernetes_is_passed_over(tmp_path: Path) -> None:
     socket = tmp_path / "run/containerd/containerd.sock"
     socket.parent.mkdir(parents=True)
@@ -157,6 +216,8 @@ def test_a_runtime_without_kubernetes_is_passed_over(tmp_path: Path) -> None:
             ImageStore(tmp_path).find("debian:12", 5)
         with serving(containerd(), tmp_path / "run/k3s/containerd/containerd.sock"):
             assert ImageStore(tmp_path).find("debian:12", 5).id == IMAGE
+            with pytest.raises(NoSuchImageError, match="no image alpine:3"):
+                ImageStore(tmp_path).find("alpine:3", 5)
     finally:
         server.stop(grace=None).wait()
 
