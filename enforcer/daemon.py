@@ -102,6 +102,7 @@ def _run(options: argparse.Namespace, stop: threading.Event) -> int:
         docker=options.docker,
         cgroup=options.cgroup_root,
         share=options.share,
+        host=options.proc / "1/root",
     )
     enforcer = Enforcer(
         roots,

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from enforcer.api.errors import UntoldError
 from enforcer.apply import probe_dmem
 from enforcer.host import cgroups, dmem, driver, drm
 from enforcer.host.files import FileError
@@ -28,6 +29,8 @@ DEVICE = "device"
 
 _INVENTORY_SECONDS = 30.0
 _SENSOR_SECONDS = 5.0
+_LEAST_TEST_SECONDS = 1.0
+"""A device that has less to answer in is not to blame."""
 
 
 class Devices:
@@ -80,14 +83,19 @@ class Devices:
     def test(self, bdfs: Sequence[str], wait: float, *, nodes: bool = True) -> list[DeviceTest]:
         """Open ``/dev/kfd``, and with ``nodes`` the render nodes of these GPUs, or of all.
 
-        From any thread.
+        From any thread. Raises UntoldError where that says nothing of the devices.
         """
+        if self._apart is None:
+            raise UntoldError("devices cannot be tested: no process for it")
+        if wait < _LEAST_TEST_SECONDS:
+            raise UntoldError(f"devices cannot be tested in {wait:.1f} s: the call waited too long")
         minors = [gpu.render for gpu in self.gpus if nodes and (not bdfs or gpu.bdf in bdfs)]
         dev = self._roots.dev
         paths = [str(dev / "kfd"), *(str(dev / f"dri/renderD{minor}") for minor in minors)]
-        if self._apart is None:
-            return [DeviceTest(path, "cannot be tested: no process for it") for path in paths]
         answers = self._apart.ask(DEVICE, paths, wait)
+        for path, one in zip(paths, answers, strict=True):
+            if one.failed:
+                raise UntoldError(f"{path} cannot be tested: {one.text}")
         return [DeviceTest(path, one.text) for path, one in zip(paths, answers, strict=True)]
 
     def look(self, now: float) -> None:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from enforcer.accounting import Readings, container_usage
-from enforcer.api.errors import NotFoundError
+from enforcer.api.errors import NotFoundError, UntoldError
 from enforcer.apply import apply
 from enforcer.corrections import Corrections
 from enforcer.devices import Devices
@@ -23,7 +23,7 @@ from enforcer.hookfiles import HookFiles, held_by_kernel, hooked
 from enforcer.host import cgroups, dmem, runtime
 from enforcer.host.files import FileError, FileVanished
 from enforcer.host.watch import Watch
-from enforcer.images import ImageError, Images
+from enforcer.images import ImageError, Images, NoImageError
 from enforcer.incidents import Incidents
 from enforcer.limits import cu_masks, gpu_shares, limits, pending_limits
 from enforcer.model import (
@@ -196,7 +196,10 @@ class Enforcer:
         overdue = self.health.overdue(time.time())
         if not overdue:
             return
-        kfd_opens = self._devices.test((), _KFD_SECONDS, nodes=False)[0].usable
+        try:
+            kfd_opens = self._devices.test((), _KFD_SECONDS, nodes=False)[0].usable
+        except UntoldError:
+            return
         for bdf in overdue if kfd_opens else ():
             _log.info("GPU %s: KFD is open again, so its reset is over", bdf)
             self.health.reset_ended(bdf, time.time())
@@ -205,7 +208,7 @@ class Enforcer:
     def test_devices(self, bdfs: Sequence[str], wait: float) -> list[DeviceTest]:
         """Open ``/dev/kfd`` and the render nodes of some GPUs, or of all, as the local API.
 
-        Raises NotFoundError for a GPU that is not there.
+        Raises NotFoundError for a GPU that is not there, UntoldError if nothing could be tried.
         """
         if missing := set(bdfs) - {gpu.bdf for gpu in self._devices.gpus}:
             raise NotFoundError(f"no GPU {', '.join(sorted(missing))} on this node")
@@ -215,13 +218,15 @@ class Enforcer:
         """What the C library of a container's image means for the hook, as the local API.
 
         ``image`` is its name in the pod, where the container is not there yet. Raises NotFoundError
-        for a container or an image that is not there, or whose files are not.
+        for a container or an image that is not there, UntoldError if it cannot be looked into.
         """
         if image:
             try:
                 return self._images.stored_libc(image, wait)
-            except ImageError as error:
+            except NoImageError as error:
                 raise NotFoundError(str(error)) from None
+            except ImageError as error:
+                raise UntoldError(str(error)) from None
         passed = self._passed
         owners = passed.owners.values() if passed is not None else ()
         found = [
@@ -237,7 +242,7 @@ class Enforcer:
             root = cgroups.cgroup2_root(self._roots.cgroup)
             return self._images.libc(found[-1], root / found[-1].path, wait)
         except (ImageError, cgroups.NoCgroup2Error) as error:
-            raise NotFoundError(str(error)) from None
+            raise UntoldError(str(error)) from None
 
     def prepare(self, pod_uid: str, container: str, wait: float) -> list[tuple[Protection, bool]]:
         """Hold the pod-level limit of a container's slice, as the local API's Prepare.

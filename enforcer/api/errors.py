@@ -4,3 +4,7 @@
 
 class NotFoundError(Exception):
     """What was asked for does not exist; the message names it."""
+
+
+class UntoldError(Exception):
+    """What was asked about could not be looked at; the message says why. It may well exist."""

@@ -12,7 +12,7 @@ import grpc
 from enforcer.api import convert
 from enforcer.api import enforcer_pb2 as pb
 from enforcer.api.enforcer_pb2_grpc import EnforcerServicer, add_EnforcerServicer_to_server
-from enforcer.api.errors import NotFoundError
+from enforcer.api.errors import NotFoundError, UntoldError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,10 +35,10 @@ class Node(Protocol):
         """The last pass; None before the first one."""
 
     def test_devices(self, bdfs: Sequence[str], wait: float) -> list[DeviceTest]:
-        """As the API's TestDevices, in ``wait`` seconds. Raises NotFoundError."""
+        """As the API's TestDevices, in ``wait`` seconds. Raises NotFoundError, UntoldError."""
 
     def image_libc(self, pod_uid: str, container: str, image: str, wait: float) -> ImageLibc:
-        """As the API's GetImageLibc, in ``wait`` seconds. Raises NotFoundError."""
+        """As the API's GetImageLibc, in ``wait`` seconds. Raises NotFoundError, UntoldError."""
 
 
 class Server:
@@ -110,6 +110,8 @@ class _Servicer(EnforcerServicer):
             tests = self._node.test_devices(tuple(request.bdfs), _wait(context))
         except NotFoundError as error:
             context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+        except UntoldError as error:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         return pb.TestDevicesResponse(
             tests=[pb.DeviceTest(path=one.path, error=one.error) for one in tests]
         )
@@ -123,6 +125,8 @@ class _Servicer(EnforcerServicer):
             )
         except NotFoundError as error:
             context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+        except UntoldError as error:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         return pb.ImageLibc(
             libc=found.libc,
             version=found.version,

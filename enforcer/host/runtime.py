@@ -26,7 +26,7 @@ _BUNDLES = (
 )
 _NAMES = ("io.kubernetes.cri.container-name", "io.kubernetes.container.name")
 _IMAGES = ("io.kubernetes.cri-o.ImageRef", "io.kubernetes.cri.image-name")
-_DIGEST = re.compile(r"[0-9a-f]{64}$")
+_DIGEST = re.compile(r"(?:^(?:sha256:)?|@sha256:)([0-9a-f]{64})\Z")
 _KINDS = (
     "io.kubernetes.cri.container-type",
     "io.kubernetes.cri-o.ContainerType",

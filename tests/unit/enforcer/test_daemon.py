@@ -99,6 +99,17 @@ def test_it_serves_until_told_to_stop_and_leaves_no_socket(daemon: Daemon) -> No
     assert "the limits stay in force" in log
 
 
+def test_runtimes_are_looked_for_on_the_host_that_proc_is_of(daemon: Daemon) -> None:
+    daemon.start()
+    daemon.wait_until_serving()
+    host = daemon.directory / "proc/1/root"
+    with (
+        Client(daemon.socket) as client,
+        pytest.raises(EnforcerError, match=f"no container runtime: .* below {host}"),
+    ):
+        client.image_libc("uid", "train", "debian:12", timeout=10)
+
+
 def test_a_second_one_waits_and_takes_over_when_the_first_ends(daemon: Daemon) -> None:
     first = daemon.start()
     daemon.wait_until_serving()

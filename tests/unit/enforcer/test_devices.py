@@ -3,10 +3,12 @@ from pathlib import Path
 
 import pytest
 
+from enforcer.api.errors import UntoldError
 from enforcer.devices import Devices
+from enforcer.host.apart import Answer
 from enforcer.host.roots import Roots
 from enforcer.layers import KernelLayers
-from enforcer.model import GpuLoad, Why
+from enforcer.model import DeviceTest, GpuLoad, Why
 from tests.testbed.trees import GpuSpec, NodeSpec, write_cgroup, write_sys
 
 GPU = GpuSpec("0000:03:00.0", kfd_id=5, card=1, render=128, vram_used=4096)
@@ -94,3 +96,27 @@ def test_a_cgroup1_host_keeps_its_gpus(roots: Roots) -> None:
     devices = _devices(roots)
     devices.look(100)
     assert (len(devices.gpus), devices.problems) == (1, [])
+
+
+class Here:
+    """Answers for the processes apart."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+
+    def ask(self, _: str, about: list[str], __: float) -> list[Answer]:
+        return [self.answer for _ in about]
+
+
+def test_only_a_device_that_was_tried_is_called_unusable(roots: Roots) -> None:
+    here = Here(Answer("does not answer within 5.0 s", silent=True))
+    kernel = KernelLayers(roots.share, roots.share, roots.sys)
+    devices = Devices(roots, kernel, use_dmem=False, apart=here)  # type: ignore[arg-type]
+    assert devices.test([], 5) == [DeviceTest("/dev/kfd", here.answer.text)]
+    with pytest.raises(UntoldError, match=r"in 0\.5 s: the call waited too long"):
+        devices.test([], 0.5)
+    here.answer = Answer("ended without an answer", silent=True, failed=True)
+    with pytest.raises(UntoldError, match="/dev/kfd cannot be tested: ended without an answer"):
+        devices.test([], 5)
+    with pytest.raises(UntoldError, match="no process for it"):
+        _devices(roots).test([], 5)

@@ -3,14 +3,19 @@
 
 import json
 import multiprocessing
-from concurrent.futures import ProcessPoolExecutor
+import resource
+import signal
+import threading
+import time
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from enforcer.host.apart import Answer
 from enforcer.host.roots import Roots
-from enforcer.images import IMAGE, LAYERS, ImageError, Images, look_into
+from enforcer.images import IMAGE, LAYERS, ImageError, Images, NoImageError, look_into
 from enforcer.imagestore import snapshots_pb2
 from enforcer.model import Container, ImageLibc, PodCgroup
 from tests.unit.enforcer.imagestore.runtime import containerd, serving
@@ -85,18 +90,22 @@ def test_it_is_seen_through_a_process_where_the_mount_is_not(roots: Roots, tmp_p
     assert here.asked == [str(roots.proc / "4711/root")]
 
 
-def test_an_image_is_looked_into_once_by_its_digest(roots: Roots, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["docker.io/x@sha256:", "sha256:", ""])
+def test_an_image_is_looked_into_once_by_its_digest(
+    roots: Roots, tmp_path: Path, name: str
+) -> None:
     for number in (ID, OTHER):
-        write_image(write_bundle(roots.run, number, f"docker.io/x@sha256:{DIGEST}") / "rootfs")
+        write_image(write_bundle(roots.run, number, f"{name}{DIGEST}") / "rootfs")
     here = Here()
     images = Images(roots, here)  # type: ignore[arg-type]
     assert images.libc(container(), tmp_path, 5) == images.libc(container(OTHER), tmp_path, 5)
     assert len(here.asked) == 1
 
 
-def test_a_tag_names_no_image_for_ever(roots: Roots, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["docker.io/x:latest", f"docker.io/x:{DIGEST}"])
+def test_a_tag_names_no_image_for_ever(roots: Roots, tmp_path: Path, name: str) -> None:
     for number in (ID, OTHER):
-        write_image(write_bundle(roots.run, number, "docker.io/x:latest") / "rootfs")
+        write_image(write_bundle(roots.run, number, name) / "rootfs")
     here = Here()
     images = Images(roots, here)  # type: ignore[arg-type]
     for number in (ID, OTHER, ID):
@@ -145,7 +154,7 @@ def test_an_image_no_container_is_made_of_is_looked_into_once(tmp_path: Path) ->
     with serving(runtime, tmp_path / "run/containerd/containerd.sock"):
         assert images.stored_libc("debian:12", 10) == GLIBC
         assert images.stored_libc("debian:12", 10) == GLIBC
-        with pytest.raises(ImageError, match="there is no image alpine:3"):
+        with pytest.raises(NoImageError, match="there is no image alpine:3"):
             images.stored_libc("alpine:3", 10)
     assert [json.loads(one) for one in here.asked] == [{"proc": "/proc", "layers": [str(snapshot)]}]
     assert (runtime.viewed, runtime.views) == (1, {})
@@ -160,6 +169,123 @@ def test_an_image_that_hangs_is_told_by_its_name(tmp_path: Path) -> None:
     ):
         Images(Roots(host=tmp_path), here).stored_libc("debian:12", 10)  # type: ignore[arg-type]
     assert runtime.views == {}
+
+
+def test_only_an_image_that_loads_the_hook_is_kept(tmp_path: Path) -> None:
+    snapshot = tmp_path / "snapshots/7/fs"
+    write_image(snapshot, None)
+    runtime = containerd(snapshots_pb2.Mount(type="bind", source=str(snapshot)))
+    images = Images(Roots(host=tmp_path), Here())  # type: ignore[arg-type]
+    with serving(runtime, tmp_path / "run/containerd/containerd.sock"):
+        assert images.stored_libc("debian:12", 10).libc == "none"
+        (snapshot / "lib/libc.so.6").write_bytes(BANNER)
+        assert images.stored_libc("debian:12", 10) == GLIBC
+
+
+def test_what_a_container_wrote_says_nothing_of_its_image(tmp_path: Path) -> None:
+    roots = Roots(host=tmp_path, run=tmp_path / "run")
+    snapshot = tmp_path / "snapshots/7/fs"
+    write_image(snapshot, None)
+    runtime = containerd(snapshots_pb2.Mount(type="bind", source=str(snapshot)))
+    runtime.image = DIGEST
+    write_image(write_bundle(roots.run, ID, f"docker.io/x@sha256:{DIGEST}") / "rootfs")
+    images = Images(roots, Here())  # type: ignore[arg-type]
+    assert images.libc(container(), tmp_path, 5).tool_loads
+    with serving(runtime, tmp_path / "run/containerd/containerd.sock"):
+        assert not images.stored_libc("debian:12", 10).tool_loads
+
+
+def test_an_answer_is_kept_though_the_view_is_slow_to_go(tmp_path: Path) -> None:
+    snapshot = tmp_path / "snapshots/7/fs"
+    write_image(snapshot)
+    runtime = containerd(snapshots_pb2.Mount(type="bind", source=str(snapshot)))
+    here = Here()
+    images = Images(Roots(host=tmp_path), here)  # type: ignore[arg-type]
+    kept: list[ImageLibc] = []
+    remove = runtime.Remove
+
+    def slow(*arguments: Any) -> Any:
+        # Another one asks meanwhile.
+        kept.append(images.stored_libc("debian:12", 10))
+        return remove(*arguments)
+
+    runtime.Remove = slow  # type: ignore[method-assign]
+    with serving(runtime, tmp_path / "run/containerd/containerd.sock"):
+        images.stored_libc("debian:12", 10)
+    assert (kept, len(here.asked)) == ([GLIBC], 1)
+
+
+class Slow(Here):
+    """Looks until it may end; two at once at the most."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.two = threading.Barrier(3)
+        self.end = threading.Event()
+
+    def ask(self, kind: str, about: list[str], seconds: float) -> list[Answer]:
+        self.two.wait(30)
+        self.end.wait(30)
+        return super().ask(kind, about, seconds)
+
+
+def test_two_images_are_looked_into_at_once_and_who_has_no_time_left_is_told(
+    roots: Roots, tmp_path: Path
+) -> None:
+    numbers = [f"{number}" * 64 for number in range(8)]
+    for number in numbers:
+        write_image(write_bundle(roots.run, number, "x") / "rootfs")
+    slow = Slow()
+    images = Images(roots, slow)  # type: ignore[arg-type]
+
+    def look(number: str, seconds: float) -> str:
+        try:
+            return images.libc(container(number), tmp_path, seconds).libc
+        except ImageError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(8) as pool:
+        first = [pool.submit(look, number, 60) for number in numbers[:2]]
+        slow.two.wait(30)
+        assert "other images are being looked into" in look(numbers[2], 0.1)
+        waiting = [pool.submit(look, number, 3) for number in numbers[3:7]]
+        while images._asking._value:  # type: ignore[attr-defined]
+            time.sleep(0.01)
+        assert "too many images are being looked into" in look(numbers[7], 60)
+        assert all("other images" in one.result() for one in waiting)
+        slow.end.set()
+        assert [one.result() for one in first] == ["glibc", "glibc"]
+
+
+def _bounds(root: str) -> tuple[str, float, int]:
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    answer = look_into(root)
+    assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+    return (
+        answer,
+        signal.getitimer(signal.ITIMER_REAL)[0],
+        resource.getrlimit(resource.RLIMIT_CPU)[0],
+    )
+
+
+def test_the_process_that_looks_is_ended_in_time(tmp_path: Path) -> None:
+    write_image(tmp_path)
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        answer, left, cpu = pool.submit(_bounds, str(tmp_path)).result(60)
+    assert json.loads(answer)["libc"] == "glibc"
+    assert 0 < left <= 10
+    assert cpu == 10
+
+
+def test_what_is_told_of_an_image_is_plain_text(tmp_path: Path) -> None:
+    root = tmp_path / "\x1b[2J\N{SNOWMAN}"
+    write_image(root)
+    (root / "lib/libc.so.6").rename(root / "lib/\x1b[1m")
+    (root / "lib/libc.so.6").symlink_to("\x1b[1m")
+    with (root / "lib/\x1b[1m").open("r+b") as file:
+        file.truncate(8 << 30)
+    error = json.loads(_look(str(root)))["error"]
+    assert error.endswith(r"\x1b[2J\u2603: \x1b[1m: a file that is too large, of 8192 MiB")
 
 
 def test_a_libc_larger_than_memory_is_no_danger(tmp_path: Path) -> None:

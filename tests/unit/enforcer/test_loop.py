@@ -4,11 +4,12 @@
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from enforcer.api.errors import NotFoundError
+from enforcer.api.errors import NotFoundError, UntoldError
 from enforcer.devices import DEVICE
 from enforcer.host.apart import Answer
 from enforcer.host.roots import Roots
@@ -27,6 +28,7 @@ from tests.testbed.trees import (
     write_process,
     write_sys,
 )
+from tests.unit.enforcer.imagestore.runtime import containerd, serving
 
 UID = "0f3c1d52-6a0b-4e5a-9d0e-2b1a4c7d8e9f"
 GPU = GpuSpec("0000:03:00.0", kfd_id=5, card=1, render=128)
@@ -369,6 +371,28 @@ def test_a_reset_whose_end_was_missed_is_over_when_kfd_opens(
     assert [one.healthy for one in enforcer.run_pass().health] == [False]
     enforcer.look_for_missed_ends()
     assert [one.healthy for one in enforcer.run_pass().health] == [True]
+
+
+def test_a_reset_is_not_over_while_nobody_can_try_kfd(enforcer: Enforcer) -> None:
+    enforcer.run_pass()
+    enforcer.health.hear(GPU.bdf, SmiEvent(5, SmiKind.PRE_RESET, "1 MES hang"), time.time() - 60)
+    enforcer.look_for_missed_ends()
+    assert [one.healthy for one in enforcer.run_pass().health] == [False]
+
+
+def test_only_an_image_that_no_runtime_has_is_not_found(
+    tmp_path: Path, roots: Roots, checkpoint: Path
+) -> None:
+    roots = replace(roots, host=tmp_path / "host")
+    kernel = KernelLayers(tmp_path / "no objects", tmp_path / "bpf", roots.sys)
+    enforcer = Enforcer(roots, checkpoint, kernel)
+    with pytest.raises(UntoldError, match="no container runtime"):
+        enforcer.image_libc(UID, "train", "debian:12", 5)
+    with serving(containerd(), roots.host / "run/containerd/containerd.sock"):
+        with pytest.raises(UntoldError, match="a view of debian:12: not_found"):
+            enforcer.image_libc(UID, "train", "debian:12", 5)
+        with pytest.raises(NotFoundError, match="there is no image alpine:3"):
+            enforcer.image_libc(UID, "train", "alpine:3", 5)
 
 
 def test_an_image_is_looked_into_only_if_its_container_is_there(enforcer: Enforcer) -> None:

@@ -13,7 +13,7 @@ import pytest
 from enforcer.api import enforcer_pb2 as pb
 from enforcer.api.client import Client, EnforcerError
 from enforcer.api.enforcer_pb2_grpc import EnforcerStub
-from enforcer.api.errors import NotFoundError
+from enforcer.api.errors import NotFoundError, UntoldError
 from enforcer.api.server import Server
 from enforcer.model import (
     DeviceTest,
@@ -50,9 +50,13 @@ class Node:
     def test_devices(self, bdfs: Sequence[str], wait: float) -> list[DeviceTest]:
         if "0000:99:00.0" in bdfs:
             raise NotFoundError("no GPU 0000:99:00.0 on this node")
+        if "0000:98:00.0" in bdfs:
+            raise UntoldError("no process for it")
         return [DeviceTest("/dev/kfd"), DeviceTest("/dev/dri/renderD128", f"in {wait:.0f} s")]
 
     def image_libc(self, pod_uid: str, container: str, image: str, wait: float) -> ImageLibc:
+        if image == "unread":
+            raise UntoldError("unread: a file that is too large")
         if image:
             return replace(MUSL, notes=(image,))
         if container != "train":
@@ -115,6 +119,16 @@ def test_an_images_libc_is_told_of_a_container_that_is_there(client: Client) -> 
 def test_an_images_libc_is_told_by_its_name_in_the_pod(client: Client) -> None:
     found = client.image_libc("uid", "infer", "alpine:3", timeout=5)
     assert found == replace(MUSL, notes=("alpine:3",))
+
+
+@pytest.mark.usefixtures("node")
+def test_what_could_not_be_looked_at_is_not_called_missing(client: Client) -> None:
+    with pytest.raises(EnforcerError, match="failed_precondition: no process for it") as tested:
+        client.test_devices(["0000:98:00.0"], timeout=5)
+    with pytest.raises(EnforcerError, match="failed_precondition: unread: a file") as looked:
+        client.image_libc("uid", "train", "unread", timeout=5)
+    assert not tested.value.not_found
+    assert not looked.value.not_found
 
 
 def test_what_does_not_exist_is_told_apart(node: Node, client: Client) -> None:
