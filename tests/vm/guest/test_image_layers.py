@@ -8,11 +8,14 @@ import os
 import stat
 import subprocess
 import tarfile
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 import pytest
 
+from enforcer.host import overlay
 from enforcer.host.apart import Apart
 from enforcer.images import LAYERS, look_into_layers
 from enforcer.imagestore.client import ImageStore
@@ -23,10 +26,25 @@ if TYPE_CHECKING:
 
 BANNER = b"GNU C Library (Debian GLIBC 2.36-9) stable release version 2.36."
 
+STAYS = "stays"
+
+
+def stay(about: str) -> str:
+    """Linger in a copy of the host's mounts until it has let go of one."""
+    place = Path(about)
+    overlay.enter_mounts(Path("/proc"))
+    (place / "entered").touch()
+    deadline = time.monotonic() + 20
+    while f"{place}/volume" in Path("/proc/self/mountinfo").read_text():
+        if time.monotonic() > deadline:
+            return "still mounted"
+        time.sleep(0.05)
+    return "let go"
+
 
 @pytest.fixture(scope="module")
 def apart() -> Iterator[Apart]:
-    one = Apart({LAYERS: look_into_layers})
+    one = Apart({LAYERS: look_into_layers, STAYS: stay})
     yield one
     one.close()
 
@@ -94,6 +112,42 @@ def test_nothing_stays_mounted(apart: Apart, tmp_path: Path) -> None:
     before = Path("/proc/self/mountinfo").read_text()
     look(apart, [musl(tmp_path, "2"), libc(tmp_path, "1")])
     assert Path("/proc/self/mountinfo").read_text() == before
+
+
+def test_a_volume_that_the_host_unmounts_is_let_go(apart: Apart, tmp_path: Path) -> None:
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    mount("--bind", tmp_path, tmp_path)
+    mount("--make-shared", tmp_path)
+    try:
+        mount("-t", "tmpfs", "none", volume)
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(apart.ask, STAYS, [str(tmp_path)], 60)
+            deadline = time.monotonic() + 30
+            while not (tmp_path / "entered").exists() and time.monotonic() < deadline:
+                time.sleep(0.05)
+            subprocess.run(["umount", volume], check=True)
+            (answer,) = asked.result()
+        assert answer.text == "let go"
+    finally:
+        subprocess.run(["umount", "--recursive", tmp_path], check=True)
+
+
+def mount(*words: str | Path) -> None:
+    subprocess.run(["mount", *words], check=True)
+
+
+def test_a_process_that_reads_without_end_is_ended(apart: Apart, tmp_path: Path) -> None:
+    lib = layer(tmp_path, "1") / "lib"
+    (lib / "libc.so.6").write_bytes(b"GNU C Library " * (2 << 20))
+    for number in range(15):
+        directory = lib / f"m{number}-linux-gnu"
+        directory.mkdir()
+        (directory / "libc.so.6").hardlink_to(lib / "libc.so.6")
+    about = json.dumps({"proc": "/proc", "layers": [str(lib.parent)]})
+    (answer,) = apart.ask(LAYERS, [about], 60)
+    assert answer.failed
+    assert answer.text.startswith("ended without an answer, by signal ")
 
 
 def test_a_store_as_cri_o_keeps_it_names_its_layers(apart: Apart, tmp_path: Path) -> None:
