@@ -35,7 +35,7 @@ _NOT_ASKED = (
     *("MutatingAdmissionWebhook", "ValidatingAdmissionWebhook"),
 )
 _START_SECONDS = 400
-_CALL_SECONDS = 30
+_CALL_SECONDS = 120
 
 
 class ApiError(Exception):
