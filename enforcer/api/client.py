@@ -35,7 +35,7 @@ class EnforcerError(Exception):
     def __init__(self, message: str, *, not_found: bool = False) -> None:
         super().__init__(message)
         self.not_found = not_found
-        """The slice is not in the checkpoint, or its pod's cgroup does not exist (yet)."""
+        """What was asked for is not there (yet): the slice, its pod's cgroup, a GPU, an image."""
 
 
 class Client:

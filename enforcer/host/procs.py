@@ -35,19 +35,6 @@ def pids(cgroup: Path) -> tuple[set[int], list[str]]:
     return found, problems
 
 
-def cgroup_path(proc: Path, pid: int) -> str:
-    """The process's cgroup in the unified hierarchy, relative to the reader's cgroup root.
-
-    Raises FileVanished when the process has exited, FileError without a unified hierarchy.
-    """
-    path = proc / str(pid) / "cgroup"
-    for line in read_text(path).splitlines():
-        if line.startswith("0::/"):
-            # The kernel marks a removed cgroup; a path can itself end in anything else.
-            return line.removeprefix("0::/").removesuffix(" (deleted)")
-    raise FileError(f"{path}: expected a line 0::/<path>, found none: no cgroup2 hierarchy")
-
-
 def environment(proc: Path, pid: int) -> dict[str, str]:
     """The environment a process was started with; a variable set twice has its first value.
 
