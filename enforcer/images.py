@@ -31,7 +31,8 @@ IMAGE = "image"
 LAYERS = "layers"
 """The kind that ``look_into_layers`` does."""
 
-_MOST_BYTES = 96 << 20
+_MOST_BYTES = 64 << 20
+"""Beside what the process has when it begins, which is a copy of its parent's."""
 _MOST_SECONDS = 10
 """As long as anybody waits for an answer."""
 _MOST_KNOWN = 256
@@ -50,8 +51,11 @@ class NoImageError(ImageError):
 
 def look_into(root: str) -> str:
     """What ``audit_hook.image`` finds in an unpacked image, as JSON. For a process of its own."""
-    _end_in_time()
-    resource.setrlimit(resource.RLIMIT_DATA, (_MOST_BYTES, _MOST_BYTES))
+    _bound()
+    return _look_into(root)
+
+
+def _look_into(root: str) -> str:
     try:
         found = inspect_image(Path(root))
     except (OSError, MemoryError) as error:
@@ -73,7 +77,7 @@ def look_into_layers(about: str) -> str:
 
     ``about`` is JSON: ``proc``, the host's, and ``layers``, directories of the host.
     """
-    _end_in_time()
+    _bound()
     asked = json.loads(about)
     layers = [PurePosixPath(layer) for layer in asked["layers"]]
     try:
@@ -81,14 +85,17 @@ def look_into_layers(about: str) -> str:
         root = overlay.mount_layers(layers)
     except OSError as error:
         return _error(f"{layers[0]} and what is below it", error)
-    return look_into(str(root))
+    return _look_into(str(root))
 
 
-def _end_in_time() -> None:
-    """Let the kernel end this process: whatever it reads, it is an image's."""
+def _bound() -> None:
+    """Let the kernel end this process, or refuse it: whatever it reads, it is an image's."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, _MOST_SECONDS)
     resource.setrlimit(resource.RLIMIT_CPU, (_MOST_SECONDS, _MOST_SECONDS + 1))
+    # proc(5): the sixth field is data and stack, in pages.
+    has = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_DATA, (has + _MOST_BYTES, has + _MOST_BYTES))
 
 
 def _error(what: str, error: OSError | MemoryError) -> str:

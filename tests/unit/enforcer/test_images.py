@@ -277,6 +277,24 @@ def test_the_process_that_looks_is_ended_in_time(tmp_path: Path) -> None:
     assert cpu == 10
 
 
+def _beside(root: str, has: int) -> tuple[str, bool]:
+    mine = bytearray(has)
+    answer = look_into(root)
+    try:
+        mine += bytes(80 << 20)
+    except MemoryError:
+        return answer, False
+    return answer, True
+
+
+def test_the_process_that_looks_may_have_much_already_and_take_little_more(tmp_path: Path) -> None:
+    write_image(tmp_path, BANNER + bytes(28 << 20))
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        answer, more = pool.submit(_beside, str(tmp_path), 200 << 20).result(60)
+    assert json.loads(answer)["libc"] == "glibc"
+    assert not more
+
+
 def test_what_is_told_of_an_image_is_plain_text(tmp_path: Path) -> None:
     root = tmp_path / "\x1b[2J\N{SNOWMAN}"
     write_image(root)
