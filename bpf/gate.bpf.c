@@ -92,11 +92,9 @@ static __always_inline void look(struct file *file, unsigned int cmd, unsigned l
 	enum device device = rdev >> MINOR_BITS == DRM_MAJOR ? DRM : KFD;
 	struct arguments args = {};
 
-	if (!read_arguments(&args, device, cmd, arg, where)) {
+	if (!read_arguments(&args, device, cmd, arg, where))
 		ret->refused = REFUSED_ARGUMENTS + 1;
-		return;
-	}
-	if (device == KFD && ret->nr == AMDKFD_IOC_SVM_NR)
+	else if (device == KFD && ret->nr == AMDKFD_IOC_SVM_NR)
 		svm_demand(&args, where, arg, ret);
 	else if (device == DRM && ret->nr == DRM_AMDGPU_GEM_OP_NR)
 		gem_op_demand(&args, file->private_data, ret);
@@ -248,7 +246,7 @@ static __always_inline bool in_charge(enum hook hook)
 static __noinline int judge_import(const struct owners *tenants_found, const struct demand *demand,
 				   bool again)
 {
-	struct refusal why = { .nr = demand->nr };
+	struct refusal why = { .nr = demand->nr, .gpu = demand->gpu };
 	struct file *file = NULL;
 	struct holding *buffer = NULL;
 
