@@ -6,7 +6,8 @@ then stays, and takes from the pod what nobody has. A row is given up only towar
 truth: all that lies in the VRAM of the GPU, whoever has it, is less than the ledger's sum.
 
 A call that nobody saw the end of stays charged as well, with nothing in VRAM to show for it. That
-goes when its cgroup is empty and has no other charge.
+goes when its cgroup is empty and has no other charge, unless its buffer may live on with somebody
+else: in VRAM there is room for it beside what the ledger knows.
 """
 
 from __future__ import annotations
@@ -75,8 +76,8 @@ class Corrections:
     def __init__(self) -> None:
         self._due = 0.0
         self._over: dict[int, _Over] = {}
-        self._idle: dict[_Key, tuple[int, int]] = {}
-        """Bytes and looks of the rows that are nothing but calls without an end."""
+        self._idle: dict[_Key, tuple[tuple[int, int], int]] = {}
+        """What was found of the rows that are nothing but calls without an end, and looks."""
         self._pods: set[int] = set()
 
     def judge(
@@ -107,11 +108,15 @@ class Corrections:
         for key, row in ledger.items():
             if size := row.resident + row.page_tables:
                 sizes.setdefault(key[1], {})[key] = size
+        # A pod's row has all its containers', dead ones too; no buffer is in two pods'.
+        known = {
+            gpu: sum(size for (cgroup, _), size in held.items() if cgroup in self._pods)
+            for gpu, held in sizes.items()
+        }
         found = []
         over: dict[int, _Over] = {}
         for gpu, held in sizes.items():
-            # A pod's row has all its containers', dead ones too; no buffer is in two pods'.
-            total = sum(size for (cgroup, _), size in held.items() if cgroup in self._pods)
+            total = known[gpu]
             there = used(gpu) if total > DRIFT_BOUND else None
             if there is None or total - there <= DRIFT_BOUND:
                 continue
@@ -125,7 +130,7 @@ class Corrections:
         self._over = over
         found += [
             (ForgetUsage(*key), Correction(now, *key, size))
-            for key, size in self._without_end(ledger, empty, unfollowed)
+            for key, size in self._without_end(ledger, known, used, empty, unfollowed)
         ]
         self._pods.intersection_update({*live.values(), *(cgroup for cgroup, _ in ledger)})
         return found
@@ -133,6 +138,8 @@ class Corrections:
     def _without_end(
         self,
         ledger: Mapping[_Key, LedgerRow],
+        known: Mapping[int, int],
+        used: Callable[[int], int | None],
         empty: Callable[[int], bool],
         unfollowed: Callable[[], Mapping[_Key, int]],
     ) -> list[tuple[_Key, int]]:
@@ -145,10 +152,14 @@ class Corrections:
         lost = unfollowed() if rows else {}
         before, self._idle = self._idle, {}
         for key, size in rows.items():
-            if lost.get(key) == size:
-                last, looks = before.get(key, (size, 0))
-                self._idle[key] = (size, looks + 1 if last == size else 1)
-        ended = [(key, size) for key, (size, looks) in self._idle.items() if looks >= _LOOKS]
+            there = used(key[1]) if lost.get(key) == size else None
+            explained = known.get(key[1], 0)
+            if there is None or there - explained >= size:
+                continue
+            # Two readings are of one moment only where nothing moved.
+            last, looks = before.get(key, ((size, explained), 0))
+            self._idle[key] = (size, explained), looks + 1 if last == (size, explained) else 1
+        ended = [(key, size) for key, ((size, _), looks) in self._idle.items() if looks >= _LOOKS]
         for key, _ in ended:
             del self._idle[key]
         return ended

@@ -156,12 +156,13 @@ class TestACallWithoutAnEnd:
         books: Books,
         lost: Mapping[tuple[int, int], int],
         empty: Callable[[int], bool] = lambda cgroup: cgroup == BOX,
+        used: int | None = 0,
     ) -> list[tuple[ForgetUsage, Correction]]:
         corrections = Corrections()
         for look in range(2):
-            found = corrections.judge(look * 5.0, books, LIVE, lambda _: 0, empty, lambda: lost)
+            found = corrections.judge(look * 5.0, books, LIVE, lambda _: used, empty, lambda: lost)
             assert found == []
-        return corrections.judge(10.0, books, LIVE, lambda _: 0, empty, lambda: lost)
+        return corrections.judge(10.0, books, LIVE, lambda _: used, empty, lambda: lost)
 
     def test_is_taken_off_when_its_container_is_empty(self) -> None:
         ((action, told),) = self.looks(self.BOOKS, self.LOST)
@@ -180,6 +181,24 @@ class TestACallWithoutAnEnd:
         assert self.looks(self.BOOKS, {(BOX, GPU): 32 * MIB}) == []
         in_vram = {**self.BOOKS, (BOX, GPU): LedgerUsage(64 * MIB, resident=MIB)}
         assert self.looks(in_vram, self.LOST) == []
+
+    def test_stays_while_its_buffer_may_live_on_in_vram(self) -> None:
+        assert self.looks(self.BOOKS, self.LOST, used=64 * MIB) == []
+        assert self.looks(self.BOOKS, self.LOST, used=None) == []
+        assert len(self.looks(self.BOOKS, self.LOST, used=64 * MIB - 1)) == 1
+
+    def test_goes_where_what_is_in_vram_is_known_to_be_somebodys(self) -> None:
+        books = {**self.BOOKS, (SECOND, GPU): row(500, 12), (BOX2, GPU): row(500, 12)}
+        assert len(self.looks(books, self.LOST, used=575 * MIB)) == 1
+        assert self.looks(books, self.LOST, used=576 * MIB) == []
+
+    def test_stays_while_what_is_in_vram_comes_and_goes(self) -> None:
+        corrections = Corrections()
+        for look in range(6):
+            books = {**self.BOOKS, (SECOND, GPU): row(500 + look % 2)}
+            assert not corrections.judge(
+                look * 5.0, books, LIVE, lambda _: 500 * MIB, everyone, lambda: self.LOST
+            )
 
     def test_that_becomes_another_is_looked_at_anew(self) -> None:
         corrections = Corrections()
