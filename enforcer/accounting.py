@@ -25,6 +25,10 @@ DRIFT_BOUND = 2 << 20
 """Bytes by which the sources may differ without a word: the span of one GPU page table."""
 
 
+_LOOKS = 3
+"""That have to find a difference before it is told: no two readings are of one moment."""
+
+
 @dataclass(frozen=True, slots=True)
 class Readings:
     """What two of the sources said in one pass."""
@@ -72,6 +76,23 @@ class Checked:
     escaped: int | None
     drift: int | None
     activity: Activity | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the last looks that could tell found of one cgroup on one GPU, latest last. Bytes."""
+
+    escaped: tuple[int, ...] = ()
+    drift: tuple[int, ...] = ()
+
+    def then(self, escaped: int | None, drift: int | None) -> Found:
+        """After one more look; None where it could not tell."""
+        return Found(_append(self.escaped, escaped), _append(self.drift, drift))
+
+    @property
+    def agreed(self) -> tuple[int | None, int | None]:
+        """(escaped, drift) as much as all looks found; None is still open."""
+        return _agreed(self.escaped), _agreed(self.drift)
 
 
 class LedgerRow(Protocol):
@@ -153,6 +174,15 @@ def compare(
     drift = beyond if beyond > DRIFT_BOUND else 0
     escaped = max(0, resident - charged) if steady and charged is not None else None
     return escaped, drift if drift or steady else None
+
+
+def _append(last: tuple[int, ...], found: int | None) -> tuple[int, ...]:
+    return last if found is None else (*last[1 - _LOOKS :], found)
+
+
+def _agreed(found: tuple[int, ...]) -> int | None:
+    least = min(found, default=None)
+    return None if least and len(found) < _LOOKS else least
 
 
 def container_usage(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from audit_hook.ledger import LedgerError
 from bpf.decode import LedgerUsage
-from enforcer.accounting import DRIFT_BOUND, Checked, compare, observe
+from enforcer.accounting import DRIFT_BOUND, Checked, Found, compare, observe
 from enforcer.activity import Activities
 from enforcer.hookfiles import hooked
 from enforcer.host import dmem
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from enforcer.hookfiles import HookFiles
     from enforcer.host.roots import Roots
     from enforcer.layers import KernelLayers
-    from enforcer.model import Activity, Container, Limit, Slice
+    from enforcer.model import Container, Limit, Slice
 
 _SECONDS = 5.0
 """Between two looks at a pod, if there is time."""
@@ -49,6 +49,7 @@ class _Look:
 
     at: float
     checked: Mapping[tuple[int, int], Checked]
+    found: Mapping[tuple[int, int], Found]
     clients: _Clients
     problems: tuple[str, ...]
 
@@ -102,19 +103,20 @@ class Sources:
                 *(look.clients for other, look in self._looks.items() if other != uid),
                 *(_clients(found) for other, (found, _) in read.items() if other != uid),
             )
-            checked = {
-                limit.key: _check(
-                    limit,
+            last = self._looks.get(uid)
+            checked, found = {}, {}
+            for limit in pods[uid]:
+                observed = observe(processes, limit.path, limit.bdf, elsewhere)
+                found[limit.key] = one = _compare(
+                    limit, observed, before, after, last.found.get(limit.key) if last else None
+                )
+                checked[limit.key] = Checked(
                     _hook(books, owners[limit.cgroup_id], pci_key(limit.bdf)),
-                    observe(processes, limit.path, limit.bdf, elsewhere),
-                    before,
-                    after,
-                    last.checked.get(limit.key) if (last := self._looks.get(uid)) else None,
+                    observed,
+                    *one.agreed,
                     self._activities.look(limit, processes, gpus.get(limit.bdf)),
                 )
-                for limit in pods[uid]
-            }
-            self._looks[uid] = _Look(now, checked, _clients(processes), tuple(unread))
+            self._looks[uid] = _Look(now, checked, found, _clients(processes), tuple(unread))
         known = {key: one for look in self._looks.values() for key, one in look.checked.items()}
         problems = [problem for look in self._looks.values() for problem in look.problems]
         return known, [*problems, *_findings(wanted, owners, held, known)]
@@ -186,27 +188,23 @@ def _clients(processes: Processes) -> _Clients:
     }
 
 
-def _check(
+def _compare(
     limit: Limit,
-    hook: int | None,
     observed: Observed,
     before: Readings,
     after: Mapping[tuple[int, int], LedgerRow] | None,
-    last: Checked | None,
-    activity: Activity,
-) -> Checked:
+    last: Found | None,
+) -> Found:
     if before.ledger is None or after is None:
-        return Checked(hook, observed, None, None, activity)
-    escaped, drift = compare(
-        before.ledger.get(limit.key, _NOTHING),
-        after.get(limit.key, _NOTHING),
-        observed,
-        before.charged.get((limit.path, limit.bdf)),
+        return Found()
+    return (last or Found()).then(
+        *compare(
+            before.ledger.get(limit.key, _NOTHING),
+            after.get(limit.key, _NOTHING),
+            observed,
+            before.charged.get((limit.path, limit.bdf)),
+        )
     )
-    if last is not None and drift is None:
-        # A look that cannot tell leaves what the one before told.
-        escaped, drift = last.escaped, last.drift
-    return Checked(hook, observed, escaped, drift, activity)
 
 
 def _hook(books: _Books, owner: Container | PodCgroup, gpu: int) -> int | None:
