@@ -27,6 +27,7 @@ IMAGES: Final = {"image.tar": "", "next.tar": "99.0.0"}
 VALUES: Final[dict[str, dict[str, Any]]] = {
     "defaults": {},
     "removed": {"remove": {"enabled": True}},
+    "removed, not privileged": {"remove": {"enabled": True}, "enforcer": {"privileged": False}},
 }
 """The sets of values, by the name of the file their objects are in."""
 

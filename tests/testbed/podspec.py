@@ -48,6 +48,8 @@ _SECURITY: Final = frozenset(
     (
         *("privileged", "allowPrivilegeEscalation", "readOnlyRootFilesystem", "capabilities"),
         *("seccompProfile", "runAsUser", "runAsGroup", "runAsNonRoot"),
+        # Of security modules that the virtual node has not: a runtime passes them over there.
+        *("seLinuxOptions", "appArmorProfile"),
     )
 )
 
@@ -75,7 +77,7 @@ class Node:
     capabilities: frozenset[str]
     """All that its kernel has, as CAP_NAME."""
     seccomp: Json
-    """The runtime's default profile, in runc's form."""
+    """The runtime's default profile, in the form of the containers project."""
     services: Mapping[str, str] = field(default_factory=dict)
     """Variables that kubelet gives every container: where the API server is."""
 
@@ -154,7 +156,7 @@ def runtime_config(
     if not privileged:
         config["linux"] |= {"maskedPaths": [*MASKED], "readonlyPaths": [*READ_ONLY]}
         if security.get("seccompProfile", {}).get("type") == "RuntimeDefault":
-            config["linux"]["seccomp"] = node.seccomp
+            config["linux"]["seccomp"] = default_profile(node.seccomp, "amd64", capabilities)
     return config
 
 

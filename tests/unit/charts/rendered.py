@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import helm_python
 import yaml
+from helm_python import _native
 
 CHART = Path(__file__).parents[3] / "charts" / "ringfence"
 Values = dict[str, Any]
@@ -98,13 +100,22 @@ VARIANTS: dict[str, Values] = {
 }
 
 REMOVED: Values = {"remove": {"enabled": True}}
-"""The one set of values with other pods."""
+"""The set of values with other pods."""
 
 
-def render(values: Values | None = None) -> list[Object]:
-    """The objects for a cluster of the version that Helm's library takes for granted."""
+def render(values: Values | None = None, version: str | None = None) -> list[Object]:
+    """The objects for a cluster of that version of Kubernetes ("1.30"), or of the one that Helm's
+    library takes for granted."""
+    options = {"name": "rf", "namespace": "gpu-system"}
+    if version is not None:
+        options["kube_version"] = f"v{version}"
     with helm_python.Chart.load(CHART) as chart:
-        manifests = chart.render(values or {}, name="rf", namespace="gpu-system")
+        # The library takes a version; Chart.render has no argument for it.
+        manifests = json.loads(
+            _native.call_string(
+                "helm_render", chart._raw(), json.dumps(values or {}), json.dumps(options)
+            )
+        )
     return [
         document
         for name, text in manifests.items()

@@ -108,9 +108,6 @@ def test_an_enforcer_that_is_not_privileged_has_what_was_shown_to_be_enough() ->
     assert context["seccompProfile"] == {"type": "RuntimeDefault"}
     assert context["capabilities"]["drop"] == ["ALL"]
     assert [f"CAP_{one}" for one in context["capabilities"]["add"]] == list(CAPABILITIES)
-    template = only(render(values), "DaemonSet")["spec"]["template"]
-    profile = "container.apparmor.security.beta.kubernetes.io/enforcer"
-    assert template["metadata"]["annotations"][profile] == "unconfined"
 
 
 def test_the_enforcer_is_privileged_and_the_api_server_would_take_it() -> None:

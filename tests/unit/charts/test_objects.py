@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import kubernetes_validate
@@ -15,24 +16,31 @@ OLDEST = "1.25"
 POLICIES = "1.30"
 """Since when there are ValidatingAdmissionPolicies."""
 NEWEST = kubernetes_validate.latest_version()
-ALL = {**VARIANTS, "removed": REMOVED}
+ALL = {
+    **VARIANTS,
+    "removed": REMOVED,
+    "removed, not privileged": {**REMOVED, **VARIANTS["not privileged"]},
+}
+APP_ARMOR = "container.apparmor.security.beta.kubernetes.io"
 CUSTOM = {"ServiceMonitor", "PodMonitor", "PrometheusRule", "SecurityContextConstraints"}
 """Kinds that Kubernetes itself does not know."""
 
 
-def since(item: Object) -> str:
-    return POLICIES if item["kind"].startswith("ValidatingAdmission") else OLDEST
+def oldest(values: Values) -> str:
+    """The oldest version of Kubernetes that the values are for."""
+    return POLICIES if values.get("admissionPolicy") == "on" else OLDEST
 
 
 @pytest.mark.parametrize("values", ALL.values(), ids=ALL)
-def test_the_oldest_and_the_newest_api_server_take_every_object(values: Values) -> None:
-    for item in render(values):
-        if item["kind"] in CUSTOM:
-            continue
-        for version in (since(item), NEWEST):
-            # Strict: a field that the server does not know is a mistake, not a wish.
-            checked = kubernetes_validate.validate(item, version, strict=True)
-            assert version.startswith(checked)
+def test_the_oldest_and_the_newest_api_server_take_what_is_rendered_for_them(
+    values: Values,
+) -> None:
+    for version in (oldest(values), NEWEST):
+        for item in render(values, version):
+            if item["kind"] not in CUSTOM:
+                # Strict: a field that the server does not know is a mistake, not a wish.
+                checked = kubernetes_validate.validate(item, version, strict=True)
+                assert version.startswith(checked)
 
 
 def test_a_field_that_no_server_knows_would_be_found() -> None:
@@ -40,6 +48,43 @@ def test_a_field_that_no_server_knows_would_be_found() -> None:
     item["spec"]["template"]["spec"]["containers"][0]["securityContext"]["priviledged"] = True
     with pytest.raises(kubernetes_validate.ValidationError, match="priviledged"):
         kubernetes_validate.validate(item, NEWEST, strict=True)
+
+
+@pytest.mark.parametrize("version", [OLDEST, "1.29", "1.30", NEWEST])
+@pytest.mark.parametrize(
+    ("which", "name"),
+    [
+        ({}, "device-plugin"),
+        ({}, "enforcer"),
+        (REMOVED, "unload"),
+        (REMOVED, "clean"),
+    ],
+)
+def test_who_writes_pins_is_unconfined_in_the_words_of_the_api_server(
+    which: Values, name: str, version: str
+) -> None:
+    """An annotation up to 1.29, a field since 1.30, which takes no notice of one later on."""
+    values = {**which, **VARIANTS["not privileged"]}
+    template = only(render(values, version), "DaemonSet")["spec"]["template"]
+    spec = template["spec"]
+    (container,) = [
+        item for item in spec["initContainers"] + spec["containers"] if item["name"] == name
+    ]
+    said = {
+        template["metadata"].get("annotations", {}).get(f"{APP_ARMOR}/{name}"),
+        container["securityContext"].get("appArmorProfile", {}).get("type"),
+    } - {None}
+    if name in {"enforcer", "unload"}:
+        assert said == ({"unconfined"} if version in {OLDEST, "1.29"} else {"Unconfined"})
+    else:
+        assert not said
+
+
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+@pytest.mark.parametrize("values", [{}, REMOVED], ids=["installed", "removed"])
+def test_a_privileged_container_has_no_profile_to_take_off(values: Values, version: str) -> None:
+    text = json.dumps(render(values, version)).lower()
+    assert "apparmor" not in text
 
 
 def containers(values: Values) -> list[Object]:

@@ -110,6 +110,18 @@ def test_it_holds_and_observes_with_no_more(
         )
 
 
+def test_what_removes_it_needs_one_of_them(tmp_path: Path, logs: Path) -> None:
+    with running(Confined(tmp_path, logs)):
+        pass
+    with loader.open_maps() as maps:
+        assert maps.ledger_acts()
+        said = only_pass(Confined(tmp_path, logs, {"CAP_SYS_ADMIN"}, more=["--unload"]))
+        # Programs are told to stop before their pins go: that takes a right to the maps.
+        assert not maps.ledger_acts()
+    assert "nothing of the gate or the ledger is left" in said
+    assert not loader.PIN_ROOT.exists()
+
+
 @pytest.mark.dmem
 @pytest.mark.parametrize(
     ("lacking", "instead", "lost"),

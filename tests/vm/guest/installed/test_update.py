@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from bpf import loader
 from enforcer.model import MIB
 from tests.contract.peers.kubelet import Second
 from tests.vm.guest.installed.cluster import STATE
@@ -166,12 +167,18 @@ def _refusals(cluster: InstalledCluster) -> float:
     return sum(float(value) for value in REFUSALS.findall(cluster.enforcer.metrics() or ""))
 
 
-def test_removed_nothing_is_left(cluster: InstalledCluster) -> None:
+@pytest.mark.parametrize("values", ["removed", "removed, not privileged"])
+def test_removed_nothing_is_left(cluster: InstalledCluster, values: str) -> None:
     """Last: nothing runs afterwards."""
+    if not PINS.exists():
+        cluster.set_values("defaults")
+        cluster.install()
     _end(cluster.pod)
-    assert PINS.exists()
-    cluster.set_values("removed")
-    pod = cluster.start_pod()
+    cluster.set_values(values)
+    with loader.open_maps() as maps:
+        assert maps.ledger_acts()
+        pod = cluster.start_pod()
+        assert not maps.ledger_acts()
     assert pod.alive()
     assert not PINS.exists()
     for place in (STATE, Path("/run/ringfence"), Path("/var/lib/ringfence-hook")):
