@@ -15,11 +15,14 @@ OLDEST = "1.25"
 """Chart.yaml's kubeVersion."""
 POLICIES = "1.30"
 """Since when there are ValidatingAdmissionPolicies."""
+CDI = "1.28"
+"""Since when a kubelet may know of CDI."""
 NEWEST = kubernetes_validate.latest_version()
 ALL = {
     **VARIANTS,
     "removed": REMOVED,
     "removed, not privileged": {**REMOVED, **VARIANTS["not privileged"]},
+    "removed, with CDI": {**REMOVED, **VARIANTS["modes"]},
 }
 APP_ARMOR = "container.apparmor.security.beta.kubernetes.io"
 CUSTOM = {"ServiceMonitor", "PodMonitor", "PrometheusRule", "SecurityContextConstraints"}
@@ -28,7 +31,9 @@ CUSTOM = {"ServiceMonitor", "PodMonitor", "PrometheusRule", "SecurityContextCons
 
 def oldest(values: Values) -> str:
     """The oldest version of Kubernetes that the values are for."""
-    return POLICIES if values.get("admissionPolicy") == "on" else OLDEST
+    if values.get("admissionPolicy") == "on":
+        return POLICIES
+    return CDI if values.get("devicePlugin", {}).get("cdi") else OLDEST
 
 
 @pytest.mark.parametrize("values", ALL.values(), ids=ALL)

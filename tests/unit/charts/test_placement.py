@@ -8,7 +8,7 @@ import re
 import helm_python
 import pytest
 
-from tests.unit.charts.rendered import CHART, VARIANTS, Object, Values, only, render
+from tests.unit.charts.rendered import VARIANTS, Object, Values, only, render
 
 FROM_OUR_OWN = VARIANTS["of one's own"]
 
@@ -65,8 +65,11 @@ def test_without_metrics_nothing_comes_in() -> None:
     assert policy["ingress"] == []
 
 
-def test_openshift_allows_these_pods_what_they_ask_for_and_no_other_kind_of_volume() -> None:
-    objects = render(VARIANTS["openshift"])
+@pytest.mark.parametrize("values", [{}, VARIANTS["token"]], ids=["without token", "with token"])
+def test_openshift_allows_these_pods_what_they_ask_for_and_no_other_kind_of_volume(
+    values: Values,
+) -> None:
+    objects = render({**VARIANTS["openshift"], **values})
     constraints = only(objects, "SecurityContextConstraints")
     spec = only(objects, "DaemonSet")["spec"]["template"]["spec"]
     assert constraints["users"] == [
@@ -104,6 +107,10 @@ def test_the_plugin_gets_the_selinux_type_of_the_values() -> None:
             {"nodeFeatureDiscovery": True, "affinity": {"nodeAffinity": {"a": 1}}},
             "two sets of terms would mean one or the other",
         ),
+        (
+            {"devicePlugin": {"memoryScaling": 2}, "hookDir": ""},
+            "devicePlugin.memoryScaling is 2 and hookDir is empty",
+        ),
     ],
 )
 def test_values_that_cannot_go_together_are_refused_with_the_reason(
@@ -113,11 +120,16 @@ def test_values_that_cannot_go_together_are_refused_with_the_reason(
         render(values)
 
 
-def test_a_policy_is_not_asked_of_a_cluster_that_has_none(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    """The linter only tells what a template refused; it does not count it."""
-    for version, refused in (("v1.29.0", True), ("v1.30.0", False)):
-        helm_python.lint(CHART, {"admissionPolicy": "on"}, kube_version=version)
-        said = "ValidatingAdmissionPolicy exists since 1.30" in capfd.readouterr().err
-        assert said is refused
+def test_gpus_are_not_given_by_names_that_no_kubelet_of_the_cluster_knows() -> None:
+    values = {"devicePlugin": {"cdi": {"enabled": True}}}
+    with pytest.raises(helm_python.HelmRenderError, match="pass over CDI names"):
+        render(values, "1.27")
+    assert render(values, "1.28")
+    assert render({}, "1.27")
+
+
+def test_a_policy_is_not_asked_of_a_cluster_that_has_none() -> None:
+    values: Values = {"admissionPolicy": "on"}
+    with pytest.raises(helm_python.HelmRenderError, match=re.escape("exists since 1.30")):
+        render(values, "1.29")
+    assert render(values, "1.30")

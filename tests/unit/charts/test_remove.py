@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 import helm_python
 import pytest
 
+from deviceplugin.cdi import FILE
 from deviceplugin.codec import ALLOCATED
 from enforcer.daemon import _parser as enforcer_parser
-from tests.unit.charts.rendered import CHART, REMOVED, Object, Values, only, render
+from tests.unit.charts.rendered import CHART, REMOVED, VARIANTS, Object, Values, only, render
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,8 +29,9 @@ def spec(values: dict[str, object] | None = None) -> Object:
     return found
 
 
-def steps() -> dict[str, Object]:
-    return {item["name"]: item for item in spec(REMOVED)["template"]["spec"]["initContainers"]}
+def steps(values: Values | None = None) -> dict[str, Object]:
+    pod = spec({**REMOVED, **(values or {})})["template"]["spec"]
+    return {item["name"]: item for item in pod["initContainers"]}
 
 
 def test_it_takes_the_place_of_the_daemons_on_every_node_at_once() -> None:
@@ -67,6 +69,27 @@ def test_then_what_is_in_our_directories_goes_and_nothing_beside(tmp_path: Path)
     subprocess.run([sys.executable, *container["command"][1:], script, inside], check=True)
     assert list(inside.iterdir()) == []
     assert (beside / "file").exists()
+
+
+def test_of_the_directory_with_cdi_specs_only_ours_goes(tmp_path: Path) -> None:
+    container = steps(VARIANTS["modes"])["clean"]
+    script, *_, ours = container["args"]
+    assert ours == f"/etc/cdi/{FILE}"
+    assert container["volumeMounts"][-1] == {"name": "cdi", "mountPath": "/etc/cdi"}
+    spec, other = tmp_path / FILE, tmp_path / "other.json"
+    spec.write_text("{}")
+    other.write_text("{}")
+    for _ in ("there", "gone"):
+        subprocess.run([sys.executable, *container["command"][1:], script, spec], check=True)
+        assert [*tmp_path.iterdir()] == [other]
+
+
+def test_what_unloads_has_the_right_to_bpf_alone_where_the_enforcer_is_not_privileged() -> None:
+    assert steps()["unload"]["securityContext"]["privileged"]
+    reduced = steps(VARIANTS["not privileged"])["unload"]["securityContext"]
+    assert reduced["privileged"] is False
+    assert reduced["capabilities"] == {"drop": ["ALL"], "add": ["SYS_ADMIN"]}
+    assert reduced["seccompProfile"] == {"type": "RuntimeDefault"}
 
 
 def pod(name: str, phase: str, *, gpu: bool = True) -> Object:

@@ -39,7 +39,7 @@ TESTBED = {
     "tests/testbed/prepare": prepare_main,
     "make image": image_main,
 }
-OTHERS_OPTIONS = {"--set", "--create-namespace", "--reuse-values"}
+OTHERS_OPTIONS = {"--set", "--create-namespace", "--kube-version", "--reuse-values"}
 """Of Helm and kubectl."""
 IN_THE_CACHE = {"image/python"}
 OTHERS_MODULES = {"pytest", "venv", "pip"}
