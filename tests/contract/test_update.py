@@ -7,7 +7,11 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.contract.conftest import RESOURCE, eventually
+from tests.contract.peers.allocatable import Allocatable
+from tests.contract.peers.kubelet import Second
 
 if TYPE_CHECKING:
     from tests.contract.conftest import Bench
@@ -29,6 +33,31 @@ def test_the_second_waits_for_the_first_and_knows_what_it_gave(bench: Bench) -> 
     assert got["app"].response.envs["HSA_CU_MASK"] == "0:76-151"
     assert [item.pod for item in bench.slices] == ["one", "two"]
     assert second.poll() is None
+
+
+@pytest.mark.parametrize("second", Second)
+def test_under_every_kubelet_the_second_has_the_devices_and_keeps_them(
+    bench: Bench, second: Second
+) -> None:
+    bench.kubelet.second = second
+    first = bench.start()
+    gap = Allocatable(bench.kubelet, RESOURCE)
+    gap.start()
+    bench.start(wait=False)
+    eventually(lambda: "waiting for the other device plugin" in bench.log, timeout=60)
+    assert gap.seconds == 0
+    assert bench.terminate(first) == 0
+    bench.kubelet.wait_registrations(2, timeout=60)
+    eventually(lambda: healthy(bench), timeout=60)
+    # The first one's disconnect may be noticed after the second's registration.
+    time.sleep(1)
+    eventually(lambda: healthy(bench), timeout=60)
+    print(f"{second.value}: no GPU allocatable for {gap.finish():.2f} s")
+
+
+def healthy(bench: Bench) -> bool:
+    devices = bench.kubelet.wait_devices(RESOURCE, lambda _: True)
+    return "Healthy" in devices.values()
 
 
 def test_a_killed_first_lets_the_second_in(bench: Bench) -> None:

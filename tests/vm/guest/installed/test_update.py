@@ -13,6 +13,7 @@ import pytest
 
 from bpf import loader
 from enforcer.model import MIB
+from tests.contract.peers.allocatable import Allocatable
 from tests.contract.peers.kubelet import Second
 from tests.vm.guest.installed.cluster import STATE
 from tests.vm.guest.node import RefusedError
@@ -73,29 +74,6 @@ class Busy(threading.Thread):
         self.join(60)
 
 
-class Allocatable(threading.Thread):
-    """How long kubelet had no healthy device, in seconds."""
-
-    def __init__(self, cluster: InstalledCluster) -> None:
-        super().__init__(daemon=True)
-        self._kubelet = cluster.kubelet
-        self._over = threading.Event()
-        self.gone = 0.0
-
-    def run(self) -> None:
-        before = time.monotonic()
-        while not self._over.wait(0.05):
-            now = time.monotonic()
-            if "Healthy" not in self._kubelet.wait_devices("amd.com/gpu", lambda _: True).values():
-                self.gone += now - before
-            before = now
-
-    def finish(self) -> float:
-        self._over.set()
-        self.join(60)
-        return self.gone
-
-
 @pytest.mark.timeout(2800)
 def test_no_byte_over_and_no_refusal_below_from_version_to_version(
     cluster: InstalledCluster, gpu: Gpu, capsys: pytest.CaptureFixture[str]
@@ -117,7 +95,7 @@ def test_no_byte_over_and_no_refusal_below_from_version_to_version(
         ):
             refused = _refusals(cluster)
             cluster.kubelet.second = second
-            gap = Allocatable(cluster)
+            gap = Allocatable(cluster.kubelet, "amd.com/gpu")
             gap.start()
             _replace(cluster, image, surge=surge)
             with capsys.disabled():
