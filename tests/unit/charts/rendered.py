@@ -106,23 +106,31 @@ REMOVED: Values = {"remove": {"enabled": True}}
 def render(values: Values | None = None, version: str | None = None) -> list[Object]:
     """The objects for a cluster of that version of Kubernetes ("1.30"), or of the one that Helm's
     library takes for granted."""
+    return [
+        document
+        for name, text in _rendered(values or {}, version).items()
+        if not name.endswith(".txt")
+        for document in yaml.safe_load_all(text)
+        if document is not None
+    ]
+
+
+def notes(values: Values | None = None) -> str:
+    """What Helm says at the end of an installation or upgrade."""
+    return _rendered(values or {}, None)["ringfence/templates/NOTES.txt"]
+
+
+def _rendered(values: Values, version: str | None) -> dict[str, str]:
     options = {"name": "rf", "namespace": "gpu-system"}
     if version is not None:
         options["kube_version"] = f"v{version}"
     with helm_python.Chart.load(CHART) as chart:
         # The library takes a version; Chart.render has no argument for it.
-        manifests = json.loads(
-            _native.call_string(
-                "helm_render", chart._raw(), json.dumps(values or {}), json.dumps(options)
-            )
+        told = _native.call_string(
+            "helm_render", chart._raw(), json.dumps(values), json.dumps(options)
         )
-    return [
-        document
-        for name, text in manifests.items()
-        if not name.endswith(".txt")
-        for document in yaml.safe_load_all(text)
-        if document is not None
-    ]
+    templates: dict[str, str] = json.loads(told)
+    return templates
 
 
 def only(objects: list[Object], kind: str) -> Object:

@@ -15,9 +15,10 @@ import helm_python
 import pytest
 
 from deviceplugin.cdi import FILE
-from deviceplugin.codec import ALLOCATED
+from deviceplugin.codec import ALLOCATED, NODE_REGISTER
+from deviceplugin.node import GROUPS
 from enforcer.daemon import _parser as enforcer_parser
-from tests.unit.charts.rendered import CHART, REMOVED, VARIANTS, Object, Values, only, render
+from tests.unit.charts.rendered import CHART, REMOVED, VARIANTS, Object, Values, notes, only, render
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,6 +91,14 @@ def test_what_unloads_has_the_right_to_bpf_alone_where_the_enforcer_is_not_privi
     assert reduced["privileged"] is False
     assert reduced["capabilities"] == {"drop": ["ALL"], "add": ["SYS_ADMIN"]}
     assert reduced["seccompProfile"] == {"type": "RuntimeDefault"}
+
+
+def test_what_is_left_to_do_is_told_at_the_end() -> None:
+    told = notes(REMOVED)
+    assert "rollout status daemonset/rf-ringfence\n  helm uninstall rf -n gpu-system\n" in told
+    assert f"kubectl annotate nodes --all {NODE_REGISTER}- {GROUPS}-" in told
+    assert "is installed" not in told
+    assert "uninstall" not in notes()
 
 
 def pod(name: str, phase: str, *, gpu: bool = True) -> Object:
