@@ -46,7 +46,11 @@ VARIANTS: dict[str, Values] = {
     "cri-o": {"containerRuntime": {"containerdStateDir": ""}},
     "service monitor": {"metrics": {"serviceMonitor": {"enabled": True, "labels": {"team": "a"}}}},
     "pod monitor": {"metrics": {"podMonitor": {"enabled": True, "interval": "1m30s"}}},
-    "annotations": {"metrics": {"podAnnotations": True}, "podAnnotations": {"a/b": "c"}},
+    "annotations": {
+        "metrics": {"podAnnotations": True},
+        "podAnnotations": {"a/b": "c"},
+        "podLabels": {"team": "a"},
+    },
     "observed": {
         "metrics": {
             "dashboards": {"enabled": True},

@@ -45,6 +45,16 @@ def test_it_takes_the_place_of_the_daemons_on_every_node_at_once() -> None:
     assert "volumeMounts" not in left
 
 
+@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
+def test_it_is_on_the_nodes_where_the_daemons_are_and_as_welcome_there(values: Values) -> None:
+    ours, theirs = spec({**values, **REMOVED})["template"], spec(values)["template"]
+    for part in ("nodeSelector", "affinity", "tolerations", "imagePullSecrets"):
+        assert ours["spec"].get(part) == theirs["spec"].get(part)
+    assert ours["metadata"]["labels"] == theirs["metadata"]["labels"]
+    annotations = ours["metadata"].get("annotations", {})
+    assert values.get("podAnnotations", {}).items() <= annotations.items()
+
+
 def test_the_programs_are_taken_out_first_by_the_enforcers_own_word() -> None:
     first, second = steps()
     assert (first, second) == ("unload", "clean")
