@@ -6,7 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 from struct import Struct
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 SCHEMA: Final = 1
 """Names the directory of the pins; grows with any change to a layout below."""
@@ -278,6 +281,8 @@ def unpack_event(data: bytes) -> Event:
     if len(data) < EVENT.size:
         raise ValueError(f"event of {len(data)} bytes: expected {EVENT.size}")
     time, cgroup, gpu, asked, used, limit, pid, reason, nr, _pad, comm = EVENT.unpack_from(data)
+    if reason not in REASONS:
+        raise ValueError(f"event of reason {reason}: expected one of {sorted(map(int, REASONS))}")
     return Event(
         time=time / 1e9,
         pid=pid,
@@ -290,6 +295,21 @@ def unpack_event(data: bytes) -> Event:
         reason=Counter(reason),
         nr=nr,
     )
+
+
+def unpack_events(records: Iterable[bytes]) -> tuple[list[Event], list[str]]:
+    """What ``unpack_event`` can read of ``records``, and a line for each that it cannot.
+
+    After a downgrade there can be some that only the later version's programs tell: they must not
+    take the others with them.
+    """
+    events, problems = [], []
+    for record in records:
+        try:
+            events.append(unpack_event(record))
+        except ValueError as error:
+            problems.append(str(error))
+    return events, problems
 
 
 def unpack_acting(data: bytes) -> tuple[int, int]:

@@ -15,6 +15,7 @@ import errno
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import re
 import secrets
@@ -33,6 +34,8 @@ from bpf.libbpf import BpfError, Libbpf, RingBuffer
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from typing import Self
+
+_log = logging.getLogger(__name__)
 
 PIN_ROOT: Final = Path("/sys/fs/bpf/ringfence") / str(decode.SCHEMA)
 
@@ -417,7 +420,10 @@ class Maps:
 
     def events(self) -> list[decode.Event]:
         """Refusals and kills since the last call, without waiting; one process at a time."""
-        return [decode.unpack_event(record) for record in self._reader().take()]
+        events, problems = decode.unpack_events(self._reader().take())
+        for problem in problems:
+            _log.warning("the gate told what is not understood: %s", problem)
+        return events
 
     def events_fileno(self) -> int:
         """Readable when ``events`` has something."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from enforcer.model import ContainerUsage, Incident, Snapshot
 
 REFUSED = "AMDGPUMemoryRefused"
+REFUSED_COMPUTE = "AMDGPUComputeRefused"
 KILLED = "AMDGPUProcessKilled"
 SPARED = "AMDGPULimitBypassed"
 HELD = "AMDGPUSliceHeld"
@@ -210,6 +211,8 @@ def _incident(one: Incident) -> PodEvent:
         reason = SPARED
     elif one.reason == "ledger_corrected":
         reason = CORRECTED
+    elif one.reason in {"refused_cu_mask", "refused_unmasked"}:
+        reason = REFUSED_COMPUTE
     elif one.reason.startswith("refused_"):
         reason = REFUSED
     else:

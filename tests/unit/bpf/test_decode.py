@@ -88,8 +88,19 @@ def test_a_short_event_is_an_error_with_both_sizes(data: bytes) -> None:
 
 
 def test_an_event_of_an_unknown_reason_is_an_error() -> None:
-    with pytest.raises(ValueError, match="200"):
-        decode.unpack_event(decode.EVENT.pack(0, 0, 0, 0, 0, 0, 0, 200, 0, 0, b""))
+    for reason in (200, decode.Counter.SELF_TESTS):
+        with pytest.raises(ValueError, match=f"event of reason {int(reason)}: expected"):
+            decode.unpack_event(decode.EVENT.pack(0, 0, 0, 0, 0, 0, 0, reason, 0, 0, b""))
+
+
+def test_what_cannot_be_understood_takes_no_other_event_with_it() -> None:
+    kill, later = (
+        decode.EVENT.pack(0, 0, 0, 0, 0, 0, 0, reason, 0, 0, b"")
+        for reason in (decode.Counter.SWITCHED_KILLED, 200)
+    )
+    events, problems = decode.unpack_events([kill, later, b"short", kill])
+    assert [event.reason for event in events] == [decode.Counter.SWITCHED_KILLED] * 2
+    assert len(problems) == 2
 
 
 @given(u32, u32)

@@ -14,6 +14,7 @@ from deviceplugin.podevents import (
     NOT_HELD,
     OTHER,
     REFUSED,
+    REFUSED_COMPUTE,
     SPARED,
     PodEvent,
     due,
@@ -80,6 +81,8 @@ def test_a_refusal_is_told_with_asked_used_and_limit() -> None:
     ("reason", "told_as"),
     [
         ("refused_no_ledger", REFUSED),
+        ("refused_cu_mask", REFUSED_COMPUTE),
+        ("refused_unmasked", REFUSED_COMPUTE),
         ("switched_killed", KILLED),
         ("overrun_killed", KILLED),
         ("switched_spared", SPARED),

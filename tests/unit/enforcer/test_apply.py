@@ -262,6 +262,13 @@ def test_a_scratch_cgroup_left_by_a_killed_enforcer_is_used_and_removed(tmp_path
     assert not scratch.exists()
 
 
+def test_a_scratch_cgroup_that_cannot_be_removed_spoils_no_probe(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.subtree_control").write_text("dmem")
+    (tmp_path / "ringfence-probe/of-somebody").mkdir(parents=True)
+    for _ in range(2):
+        assert probe_dmem(tmp_path, {GPU: REGION}) == {GPU: Why.NO_CONTROLLER}
+
+
 class TestKill:
     def _cgroup(self, root: Path) -> KillCgroup:
         (root / "poda/c").mkdir(parents=True)
