@@ -240,7 +240,8 @@ def _parser() -> argparse.ArgumentParser:
         choices=("kill", "report"),
         default="kill",
         help="what becomes of a process that switches the arguments of a call to get more VRAM "
-        "than it asked for, and of its container if that is above its limit a second later",
+        "than it asked for, and of its container, then its pod, if that is above its limit a "
+        "second later",
     )
     add(
         "--cu-masks",

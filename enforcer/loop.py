@@ -293,7 +293,9 @@ class Enforcer:
         wanted = limits(held, found.tree.pods, found.containers)
         pending = pending_limits(held, found.tree.pods)
         proven = self._enforce(wanted, pending, found, entries, ledger, problems)
-        self._kernel.keep_cu_masks(cu_masks(held, found.containers), enforced=self._hold_cus)
+        self._kernel.keep_cu_masks(
+            cu_masks(held, found.containers), found.live, enforced=self._hold_cus
+        )
         problems.extend(self._keep_hook_files(held, wanted, found, proven))
         if not checkpoint_problems and found.live is not None:
             problems.extend(self._drop_hook_files(held, found))
@@ -354,7 +356,9 @@ class Enforcer:
         books: Mapping[tuple[int, int], LedgerRow] | None,
         problems: list[str],
     ) -> tuple[Incident, ...]:
-        kills, overruns = self._overruns.judge(now, books, entries, found.owners)
+        kills, overruns = self._overruns.judge(
+            now, books, entries, found.owners, partial(_empty, found)
+        )
         corrections = self._corrections.judge(
             now,
             books,
@@ -388,9 +392,9 @@ class Enforcer:
         owner = found.owners.get(cgroup_id)
         if found.root is None or owner is None:
             return False
+        if not _empty(found, owner):
+            return False
         try:
-            if cgroups.populated(found.root / owner.path):
-                return False
             charged_to_it = dmem.current(found.root / owner.path)
         except FileVanished:
             # Without the controller; a cgroup that went meanwhile is looked at next time.
@@ -552,6 +556,16 @@ class Enforcer:
         for problem in sorted(self._reported - now):
             _log.info("no longer: %s", problem)
         self._reported = now
+
+
+def _empty(found: _Found, owner: Container | PodCgroup) -> bool:
+    """Whether a cgroup has no process, as none has that is gone."""
+    try:
+        return found.root is not None and not cgroups.populated(found.root / owner.path)
+    except FileVanished:
+        return True
+    except FileError:
+        return False
 
 
 def _watch() -> Watch | None:

@@ -3,7 +3,8 @@
 
 The gate kills the process that had more made than it asked for. An accomplice in the container can
 hold what was made; so the ledger is looked at a second later, and the container ended if it is
-above its limit still. Nothing else ever makes Ringfence end a container.
+above its limit still. If its pod is above its own after that, another container of the pod may be
+the accomplice, and the pod is ended. Nothing else ever makes Ringfence end a container.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from enforcer.model import Container
 from enforcer.plan import KillCgroup
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from enforcer.accounting import LedgerRow
     from enforcer.incidents import GateEvent
@@ -39,7 +40,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Overrun:
-    """A container above its limit, as an event beside the gate's own."""
+    """A container or pod above its limit, as an event beside the gate's own."""
 
     time: float
     """Seconds on CLOCK_MONOTONIC."""
@@ -67,18 +68,22 @@ class Overruns:
         """``kill`` False: report only."""
         self._kill = kill
         self._due: dict[tuple[int, int], float] = {}
+        self._ended: dict[tuple[int, int], tuple[float, int]] = {}
+        """Pods, and which container of theirs was ended: when to look at what is left of it."""
 
     def add(self, events: Iterable[GateEvent]) -> None:
         """Remember the switches among what the gate told."""
         for event in events:
             if event.reason.name in _SWITCHED:
-                self._due[event.cgroup, event.gpu] = event.time + _SECONDS
+                # Whoever goes on switching is not given more time.
+                self._due.setdefault((event.cgroup, event.gpu), event.time + _SECONDS)
 
     def wait(self, most: float) -> float:
         """Seconds until the next judgement is due, or ``most`` if that is sooner."""
         now = time.monotonic()
+        due = [*self._due.values(), *(due for due, _ in self._ended.values())]
         # One that is due and was not made waits for a ledger, which is no reason to hurry.
-        return min([most, *(max(_AGAIN, due - now) for due in self._due.values())])
+        return min([most, *(max(_AGAIN, one - now) for one in due)])
 
     def judge(
         self,
@@ -86,24 +91,52 @@ class Overruns:
         ledger: Mapping[tuple[int, int], LedgerRow] | None,
         limits: Mapping[tuple[int, int], int | None] | None,
         owners: Mapping[int, Container | PodCgroup],
+        empty: Callable[[Container | PodCgroup], bool],
     ) -> tuple[list[KillCgroup], list[Overrun]]:
         """What has to be ended at ``now`` (CLOCK_MONOTONIC), and what to tell of it.
 
         ``ledger`` and ``limits`` are what the maps read, None if they could not be: then the
-        judgement waits.
+        judgement waits. ``empty`` tells whether a cgroup that is there has no process.
         """
         if ledger is None or limits is None:
             return [], []
+        for key, (due, container) in list(self._ended.items()):
+            if now < due:
+                continue
+            dying = owners.get(container)
+            if dying is not None and not empty(dying):
+                # Its buffers may be its own yet.
+                self._ended[key] = now + _SECONDS, container
+                continue
+            del self._ended[key]
+            self._due.setdefault(key, now)
         kills: list[KillCgroup] = []
         overruns: list[Overrun] = []
         for key in [key for key, due in self._due.items() if now >= due]:
-            del self._due[key]
-            row, limit, owner = ledger.get(key), limits.get(key), owners.get(key[0])
-            if row is None or limit is None or owner is None or row.requested <= limit:
+            if (found := _above(key, ledger, limits)) is None:
+                del self._due[key]
                 continue
-            # A pod is more than the one who did it.
-            kill = self._kill and isinstance(owner, Container)
-            overruns.append(Overrun(now, *key, row.requested, limit, killed=kill))
-            if kill:
+            owner = owners.get(key[0])
+            if owner is None:
+                # Its limit is there, so it is as well: the walk has not found it.
+                self._due[key] = now + _SECONDS
+                continue
+            del self._due[key]
+            overruns.append(Overrun(now, *key, *found, killed=self._kill))
+            if self._kill:
                 kills.append(KillCgroup(owner.path, owner.cgroup_id))
+                if isinstance(owner, Container):
+                    self._ended[owner.pod.cgroup_id, key[1]] = now + _SECONDS, owner.cgroup_id
         return kills, overruns
+
+
+def _above(
+    key: tuple[int, int],
+    ledger: Mapping[tuple[int, int], LedgerRow],
+    limits: Mapping[tuple[int, int], int | None],
+) -> tuple[int, int] | None:
+    """(used, limit) of a cgroup that is above its limit."""
+    row, limit = ledger.get(key), limits.get(key)
+    if row is None or limit is None or row.requested <= limit:
+        return None
+    return row.requested, limit

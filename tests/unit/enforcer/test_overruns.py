@@ -28,6 +28,17 @@ SWITCHED = Event(
 ABOVE = {KEY: LedgerUsage(4097)}
 LIMITS: dict[tuple[int, int], int | None] = {KEY: 4096}
 KILL = KillCgroup("poda/c", 101)
+POD_KEY = (100, 768)
+BOTH_ABOVE = {KEY: LedgerUsage(4097), POD_KEY: LedgerUsage(4097)}
+BOTH: dict[tuple[int, int], int | None] = {KEY: 4096, POD_KEY: 4096}
+
+
+def alive(_: Container | PodCgroup) -> bool:
+    return False
+
+
+def ended(_: Container | PodCgroup) -> bool:
+    return True
 
 
 @pytest.mark.parametrize("reason", [Counter.SWITCHED_KILLED, Counter.SWITCHED_SPARED])
@@ -36,12 +47,12 @@ def test_a_container_above_its_limit_a_second_after_a_switch_is_killed_once(
 ) -> None:
     overruns = Overruns(kill=True)
     overruns.add([replace(SWITCHED, reason=reason)])
-    assert overruns.judge(50.9, ABOVE, LIMITS, OWNERS) == ([], [])
-    kills, (told,) = overruns.judge(51.0, ABOVE, LIMITS, OWNERS)
+    assert overruns.judge(50.9, ABOVE, LIMITS, OWNERS, alive) == ([], [])
+    kills, (told,) = overruns.judge(51.0, ABOVE, LIMITS, OWNERS, alive)
     assert kills == [KILL]
     assert str(told) == ("above its limit after switched arguments (4097 of 4096 used), killed")
     assert told.reason.name == "OVERRUN_KILLED"
-    assert overruns.judge(60.0, ABOVE, LIMITS, OWNERS) == ([], [])
+    assert overruns.judge(60.0, ABOVE, LIMITS, OWNERS, alive) == ([], [])
 
 
 def test_the_next_look_is_when_a_judgement_is_due() -> None:
@@ -55,11 +66,11 @@ def test_the_next_look_is_when_a_judgement_is_due() -> None:
     assert overruns.wait(0.1) == 0.1
 
 
-def test_another_switch_puts_the_look_off() -> None:
+def test_who_goes_on_switching_is_given_no_more_time() -> None:
     overruns = Overruns(kill=True)
-    overruns.add([SWITCHED, replace(SWITCHED, time=50.8)])
-    assert overruns.judge(51.5, ABOVE, LIMITS, OWNERS) == ([], [])
-    assert overruns.judge(51.8, ABOVE, LIMITS, OWNERS)[0] == [KILL]
+    for tenths in range(10):
+        overruns.add([replace(SWITCHED, time=50.0 + tenths / 10)])
+    assert overruns.judge(51.0, ABOVE, LIMITS, OWNERS, alive)[0] == [KILL]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +80,7 @@ def test_another_switch_puts_the_look_off() -> None:
         ({}, LIMITS, OWNERS),
         (ABOVE, {KEY: None}, OWNERS),
         (ABOVE, {}, OWNERS),
-        (ABOVE, LIMITS, {}),
+        (ABOVE, {}, {}),
     ],
     ids=["at the limit", "nothing held", "whole GPU", "no limit", "container gone"],
 )
@@ -80,31 +91,57 @@ def test_who_is_within_its_limit_lives(
 ) -> None:
     overruns = Overruns(kill=True)
     overruns.add([SWITCHED])
-    assert overruns.judge(60.0, ledger, limits, owners) == ([], [])
+    assert overruns.judge(60.0, ledger, limits, owners, alive) == ([], [])
 
 
 def test_a_refusal_is_no_reason_to_kill_whatever_the_ledger_says() -> None:
     overruns = Overruns(kill=True)
     overruns.add([replace(SWITCHED, reason=Counter.REFUSED_LIMIT)])
-    assert overruns.judge(60.0, ABOVE, LIMITS, OWNERS) == ([], [])
+    assert overruns.judge(60.0, ABOVE, LIMITS, OWNERS, alive) == ([], [])
 
 
 def test_it_can_be_only_reported() -> None:
     overruns = Overruns(kill=False)
     overruns.add([SWITCHED])
-    kills, (told,) = overruns.judge(60.0, ABOVE, LIMITS, OWNERS)
+    kills, (told,) = overruns.judge(60.0, ABOVE, LIMITS, OWNERS, alive)
     assert kills == []
     assert "reported only" in str(told)
     assert told.reason.name == "OVERRUN_SPARED"
 
 
-def test_a_pod_is_never_killed_for_one_of_its_containers() -> None:
+def test_a_container_that_the_walk_did_not_find_is_judged_when_it_is_found() -> None:
     overruns = Overruns(kill=True)
-    overruns.add([replace(SWITCHED, cgroup=100)])
-    key = (100, 768)
-    kills, (told,) = overruns.judge(60.0, {key: LedgerUsage(2)}, {key: 1}, OWNERS)
-    assert kills == []
-    assert not told.killed
+    overruns.add([SWITCHED])
+    assert overruns.judge(51.0, ABOVE, LIMITS, {}, alive) == ([], [])
+    assert overruns.judge(51.5, ABOVE, LIMITS, OWNERS, alive) == ([], [])
+    assert overruns.judge(52.0, ABOVE, LIMITS, OWNERS, alive)[0] == [KILL]
+
+
+def test_a_pod_that_is_above_its_limit_when_its_container_has_ended_is_ended_too() -> None:
+    overruns = Overruns(kill=True)
+    overruns.add([SWITCHED])
+    assert overruns.judge(51.0, BOTH_ABOVE, BOTH, OWNERS, alive)[0] == [KILL]
+    assert overruns.judge(52.0, BOTH_ABOVE, BOTH, OWNERS, alive) == ([], [])
+    kills, (told,) = overruns.judge(53.0, BOTH_ABOVE, BOTH, {100: POD}, ended)
+    assert kills == [KillCgroup("poda", 100)]
+    assert (told.cgroup, told.used, told.killed) == (100, 4097, True)
+    assert overruns.judge(60.0, BOTH_ABOVE, BOTH, {100: POD}, ended) == ([], [])
+
+
+def test_a_pod_within_its_limit_outlives_the_container_that_was_ended() -> None:
+    overruns = Overruns(kill=True)
+    overruns.add([SWITCHED])
+    assert overruns.judge(51.0, BOTH_ABOVE, BOTH, OWNERS, alive)[0] == [KILL]
+    for now in (52.0, 53.0, 60.0):
+        assert overruns.judge(now, {POD_KEY: LedgerUsage(4096)}, BOTH, OWNERS, ended) == ([], [])
+    assert overruns.wait(2.0) == 2.0
+
+
+def test_nothing_follows_what_is_only_reported() -> None:
+    overruns = Overruns(kill=False)
+    overruns.add([SWITCHED])
+    assert overruns.judge(51.0, BOTH_ABOVE, BOTH, OWNERS, ended)[0] == []
+    assert overruns.wait(2.0) == 2.0
 
 
 @pytest.mark.parametrize("missing", ["ledger", "limits"])
@@ -113,5 +150,5 @@ def test_without_the_maps_the_judgement_waits(missing: str) -> None:
     overruns.add([SWITCHED])
     ledger = None if missing == "ledger" else ABOVE
     limits = None if missing == "limits" else LIMITS
-    assert overruns.judge(60.0, ledger, limits, OWNERS) == ([], [])
-    assert overruns.judge(61.0, ABOVE, LIMITS, OWNERS)[0] == [KILL]
+    assert overruns.judge(60.0, ledger, limits, OWNERS, alive) == ([], [])
+    assert overruns.judge(61.0, ABOVE, LIMITS, OWNERS, alive)[0] == [KILL]

@@ -8,6 +8,7 @@ container is ended by the enforcer.
 from __future__ import annotations
 
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -18,7 +19,8 @@ from enforcer.model import MIB
 from tests.vm.guest import truth
 from tests.vm.guest.caller import DOMAIN_VRAM, GEM_CREATE, GEM_OP, KFD_ALLOC, SET_PLACEMENT
 from tests.vm.guest.hostile import gem_arguments, kfd_arguments
-from tests.vm.guest.services import ledger, wait_for
+from tests.vm.guest.node import slice_of
+from tests.vm.guest.services import gate_limit, ledger, wait_for
 from tests.vm.guest.test_limit import tenant
 
 if TYPE_CHECKING:
@@ -86,4 +88,38 @@ def test_the_container_ends_and_what_it_had_comes_back(
     wait_for("the driver without it", lambda: truth.buffers(gpu.bdf) == SLICE, 30)
     (told,) = overruns(enforcer)[known:]
     assert f"{one.pod.namespace}/{one.pod.name} on {gpu.bdf}" in told
+    assert neighbour.client.refused("gem-create 1 vram") == "ENOMEM"
+
+
+def test_a_sibling_that_keeps_what_was_made_ends_with_the_pod(
+    enforcer: Enforcer, pods: Pods, gpu: Gpu
+) -> None:
+    one = tenant(pods, enforcer, gpu, SLICE // MIB)
+    slot = slice_of(one.pod, "sibling", gpu, SLICE // MIB, slot=1)
+    pods.slices.append(slot)
+    enforcer.give(pods.slices)
+    sibling = pods.start(one.pod, slot)
+    wait_for("the sibling's cgroup", sibling.container.path.exists)
+    groups = {sibling.container.cgroup_id: SLICE, one.pod.cgroup_id: 2 * SLICE}
+    wait_for(
+        "both slices",
+        lambda: all(gate_limit(cgroup, gpu.bdf) == size for cgroup, size in groups.items()),
+    )
+    sibling.client.open(gpu)
+    sibling.client.gem_create(SLICE)
+    neighbour = tenant(pods, enforcer, gpu, SLICE // MIB, "beside")
+    neighbour.client.gem_create(SLICE)
+    known = len(overruns(enforcer))
+    shared = one.client.ask(f"open render {gpu.render}")["fd"]
+    with ThreadPoolExecutor(1) as pool:
+        received = pool.submit(sibling.client.ask, "recv kept")
+        one.client.ask(f"send kept {shared}")
+        received.result(60)
+    with suppress(AssertionError, BrokenPipeError):
+        one.client.refused(f"fork {gem(gpu, one)}")
+    for container in (one.container, sibling.container):
+        assert container.process.wait(timeout=60) != 0
+    wait_for("the driver without the pod's", lambda: truth.buffers(gpu.bdf) == SLICE, 30)
+    assert ledger(one.pod.cgroup_id, gpu.bdf).requested == 0
+    assert len(overruns(enforcer)[known:]) == 2
     assert neighbour.client.refused("gem-create 1 vram") == "ENOMEM"
