@@ -3,7 +3,7 @@
 
 No runtime's path formula is used: a pod is a directory whose name ends in its UID, wherever it
 lies (systemd and cgroupfs drivers, ``--cgroup-root``, a node inside a container), and a container
-is a direct child named by its 64-digit id.
+is a direct child named by its 64-digit id, which some drivers put words around.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ if TYPE_CHECKING:
 _POD = re.compile(
     r"(?:.*-)?pod(?P<uid>[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?:\.slice)?"
 )
+# Of the cgroupfs drivers only CRI-O's writes a name before the id.
 _CONTAINER = re.compile(
     r"(?:(?:cri-containerd|crio|docker|cri-dockerd)-(?P<scope>[0-9a-f]{64})\.scope"
-    r"|(?P<plain>[0-9a-f]{64}))"
+    r"|(?:crio-)?(?P<plain>[0-9a-f]{64}))"
 )
 
 

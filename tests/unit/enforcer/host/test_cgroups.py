@@ -35,6 +35,7 @@ def root(tmp_path: Path) -> Path:
             "docker-{}.scope",
         ),
         (f"kubepods/pod{UID}", "{}"),
+        (f"kubepods/burstable/pod{UID}", "crio-{}"),
         (f"kubepods/burstable/pod{UID}", "{}"),
         (f"kubepods/besteffort/pod{UID}", "cri-dockerd-{}.scope"),
         (
@@ -77,6 +78,7 @@ def test_a_static_pods_digest_is_a_uid_too(root: Path) -> None:
     "name",
     [
         f"crio-conmon-{'a' * 64}.scope",
+        f"crio-conmon-{'a' * 64}",
         f"cri-containerd-{'a' * 63}.scope",
         f"cri-containerd-{'a' * 64}",
         f"{'a' * 64}.scope",
