@@ -11,10 +11,10 @@ from bpf import decode, loader
 from bpf.libbpf import BpfError, unpreempted
 from enforcer.host.driver import builtin_majors
 from enforcer.host.files import FileError
-from enforcer.model import Layer, LayerState, Why
+from enforcer.model import Layer, LayerState, Why, pci_bdf
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
     from pathlib import Path
 
     from bpf.decode import Event, LedgerUsage
@@ -159,22 +159,40 @@ class KernelLayers:
         except (BpfError, OSError):
             return {}
 
-    def keep_cu_masks(self, wanted: Mapping[tuple[int, int], int], *, enforced: bool) -> None:
-        """The compute units of containers, by (cgroup id, GPU), as CU masks are to be held to."""
+    def keep_cu_masks(
+        self,
+        wanted: Mapping[tuple[int, int], int],
+        live: Collection[int] | None,
+        *,
+        enforced: bool,
+    ) -> None:
+        """The compute units of containers, by (cgroup id, GPU), as CU masks are to be held to.
+
+        As a limit, a mask ends with its cgroup and not with its slice. ``live`` are the cgroups
+        that are there; None after an incomplete walk.
+        """
         if self.maps is None:
             return
-        masks = {key: decode.CuMask(cus, enforced) for key, cus in wanted.items()}
+        problems = []
         try:
             before = self.maps.cu_masks()
-            for cgroup, gpu in before.keys() - masks.keys():
-                self.maps.delete_cu_mask(cgroup, gpu)
-            for (cgroup, gpu), mask in masks.items():
-                if before.get((cgroup, gpu)) != mask:
+            for cgroup, gpu in before:
+                if live is not None and cgroup not in live:
+                    self.maps.delete_cu_mask(cgroup, gpu)
+            for (cgroup, gpu), cus in wanted.items():
+                mask = decode.CuMask(cus, enforced)
+                if before.get((cgroup, gpu)) == mask:
+                    continue
+                try:
                     self.maps.set_cu_mask(cgroup, gpu, mask)
-        except (BpfError, OSError, ValueError) as error:
-            self.problems["cu_masks"] = f"compute units are not held: {error}"
-            return
-        self.problems.pop("cu_masks", None)
+                except ValueError as error:
+                    problems.append(f"cgroup {cgroup} on {pci_bdf(gpu)}: {error}")
+        except (BpfError, OSError) as error:
+            problems.append(str(error))
+        if problems:
+            self.problems["cu_masks"] = f"compute units are not held: {'; '.join(problems)}"
+        else:
+            self.problems.pop("cu_masks", None)
 
     def counters(self) -> tuple[tuple[str, int], ...]:
         """The BPF programs' counters by name; none where they cannot be read."""

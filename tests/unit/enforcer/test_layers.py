@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bpf import loader
-from bpf.decode import CuMask
+from bpf.decode import CuMask, pack_cu_mask
 from bpf.libbpf import BpfError
 from enforcer import layers
 from enforcer.layers import KernelLayers, never_possible
@@ -141,28 +141,38 @@ class CuMaps(loader.Maps):
     def set_cu_mask(self, cgroup: int, gpu: int, mask: CuMask) -> None:
         if self.full:
             raise BpfError("cu_masks: the map is full")
+        pack_cu_mask(mask)
         self.masks[cgroup, gpu] = mask
 
     def delete_cu_mask(self, cgroup: int, gpu: int) -> bool:
         return self.masks.pop((cgroup, gpu), None) is not None
 
 
-def test_compute_units_are_kept_as_wanted_and_no_others(kernel: KernelLayers) -> None:
+def test_a_cu_mask_ends_with_its_cgroup_and_not_with_its_slice(kernel: KernelLayers) -> None:
     kernel.maps = maps = CuMaps({(1, 9): CuMask(1), (2, 9): CuMask(3), (3, 9): CuMask(7)})
-    kernel.keep_cu_masks({(1, 9): 1, (2, 9): 2, (4, 9): 8}, enforced=False)
+    kernel.keep_cu_masks({(1, 9): 1, (2, 9): 2, (4, 9): 8}, {1, 2, 4}, enforced=False)
     assert maps.masks == {(1, 9): CuMask(1), (2, 9): CuMask(2), (4, 9): CuMask(8)}
-    kernel.keep_cu_masks({(1, 9): 1}, enforced=True)
-    assert maps.masks == {(1, 9): CuMask(1, enforced=True)}
+    kernel.keep_cu_masks({(1, 9): 1}, {1, 2}, enforced=True)
+    assert maps.masks == {(1, 9): CuMask(1, enforced=True), (2, 9): CuMask(2)}
+    kernel.keep_cu_masks({}, None, enforced=True)
+    assert maps.masks.keys() == {(1, 9), (2, 9)}
     assert kernel.problems == {}
 
 
+def test_a_cu_mask_that_is_too_wide_costs_only_itself(kernel: KernelLayers) -> None:
+    kernel.maps = maps = CuMaps({})
+    kernel.keep_cu_masks({(1, 9): 1 << 1024, (2, 9): 2}, {1, 2}, enforced=True)
+    assert maps.masks == {(2, 9): CuMask(2, enforced=True)}
+    assert "cgroup 1 on 0000:00:01.1: " in kernel.problems["cu_masks"]
+
+
 def test_compute_units_that_find_no_room_are_a_problem_until_they_do(kernel: KernelLayers) -> None:
-    kernel.keep_cu_masks({(1, 9): 1}, enforced=False)  # no maps yet
+    kernel.keep_cu_masks({(1, 9): 1}, {1}, enforced=False)  # no maps yet
     kernel.maps = maps = CuMaps({}, full=True)
-    kernel.keep_cu_masks({(1, 9): 1}, enforced=False)
+    kernel.keep_cu_masks({(1, 9): 1}, {1}, enforced=False)
     assert "cu_masks: the map is full" in kernel.problems["cu_masks"]
     maps.full = False
-    kernel.keep_cu_masks({(1, 9): 1}, enforced=False)
+    kernel.keep_cu_masks({(1, 9): 1}, {1}, enforced=False)
     assert kernel.problems == {}
 
 
