@@ -124,8 +124,10 @@ class Corrections:
             if over[gpu].looks < _LOOKS:
                 continue
             wrong = self._wrong(over[gpu], empty)
-            if wrong is not None:
-                found.append((ForgetUsage(*wrong), Correction(now, *wrong, over[gpu].sizes[wrong])))
+            found += [
+                (ForgetUsage(*key), Correction(now, *key, over[gpu].sizes[key])) for key in wrong
+            ]
+            if wrong:
                 del over[gpu]
         self._over = over
         found += [
@@ -164,14 +166,16 @@ class Corrections:
             del self._idle[key]
         return ended
 
-    def _wrong(self, over: _Over, empty: Callable[[int], bool]) -> _Key | None:
-        """The largest row that is no more than what is too much; a container's before a pod's."""
-        fitting = [
-            (key[0] in self._pods, -size, key)
-            for key, size in over.sizes.items()
-            if size <= over.least + DRIFT_BOUND
-        ]
-        return next((key for _, _, key in sorted(fitting) if empty(key[0])), None)
+    def _wrong(self, over: _Over, empty: Callable[[int], bool]) -> list[_Key]:
+        """The rows of nobody's, where they are together what is too much; containers' before pods'.
+
+        One of them may be of a buffer that lives on elsewhere, and the end of another's been
+        missed: then the sums differ, and none goes.
+        """
+        idle = [key for key in sorted(over.sizes) if empty(key[0])]
+        wrong = [key for key in idle if key[0] not in self._pods] or idle
+        total = sum(over.sizes[key] for key in wrong)
+        return wrong if abs(total - over.least) <= DRIFT_BOUND else []
 
 
 def _again(before: _Over | None, excess: int, held: Mapping[_Key, int]) -> _Over:
