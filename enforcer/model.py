@@ -190,6 +190,7 @@ class Why(StrEnum):
     VANISHED = "cgroup vanished"
     NOT_IN_PLACE = "limit not read back"
     REFUSED = "refused by the kernel"
+    TOO_DEEP = "cgroup too deep for the gate"
 
 
 @dataclass(frozen=True, slots=True)

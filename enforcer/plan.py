@@ -11,6 +11,8 @@ from enforcer.model import Layer, LayerState, Limit, Protection, Why, pci_bdf
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+DEEPEST = 16
+"""Levels below the root of the tree at which the gate finds a cgroup."""
 _PAGE = 4096
 _TABLE_SPAN = 2 << 20
 _DIRECTORY_SPAN = 1 << 30
@@ -303,6 +305,8 @@ def _gate_reason(
 ) -> Why | None:
     if actual.gate is None or actual.gate_off is not None:
         return actual.gate_off or Why.NOT_LOADED
+    if limit.path.count("/") >= DEEPEST:
+        return Why.TOO_DEEP
     if limit.key in actual.gate and actual.gate[limit.key] == limit.vram_bytes:
         return None
     return failed.get((limit.path, limit.bdf, Layer.GATE), Why.NOT_IN_PLACE)

@@ -47,6 +47,8 @@ ADVICE = {
     Why.NOT_IN_PLACE: "the limit read back is another one: the enforcer sets it in its next pass; "
     "if not, is the enforcer running?",
     Why.REFUSED: "see the enforcer's log for what the kernel said",
+    Why.TOO_DEEP: "the gate finds a cgroup at most 16 levels below the root: a kubelet with a "
+    "shorter --cgroup-root, or fewer nodes inside one another",
 }
 """What an administrator can do about a layer that is off."""
 

@@ -5,8 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bpf import decode
 from enforcer.model import Layer, LayerState, Limit, Protection, Why, pci_key
 from enforcer.plan import (
+    DEEPEST,
     Actual,
     DeleteGate,
     DeletePending,
@@ -134,6 +136,13 @@ def test_without_a_gate_only_dmem_is_planned() -> None:
 def test_entries_of_an_unproven_gate_hold_nothing() -> None:
     actual = replace(HELD, gate_off=Why.NOT_PROVEN)
     assert _states(POD, actual) == (f"off: {Why.NOT_PROVEN}", "on")
+
+
+def test_a_cgroup_deeper_than_the_gate_looks_is_not_held_by_it() -> None:
+    assert DEEPEST == decode.MAX_CGROUP_DEPTH
+    for levels, state in ((DEEPEST, "on"), (DEEPEST + 1, f"off: {Why.TOO_DEEP}")):
+        deep = replace(POD, path="/".join("n" * levels))
+        assert _states(deep, HELD)[0] == state
 
 
 def test_without_a_region_dmem_says_so() -> None:
