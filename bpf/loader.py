@@ -147,7 +147,8 @@ _ATTACHING: Final = 1
 _PROBES: Final = "ledger_probes.bpf.o"
 _PROBE: Final = "kprobe/"
 _REQUIRED_PROBES: Final = frozenset({"bo_create", "bo_destroy", "ioctl_end"})
-_REQUIRED_ONE_OF: Final = frozenset({"bo_init", "bo_init_dkms"})
+_ONLY_PROBED: Final = "bo_init"
+_REQUIRED_ONE_OF: Final = frozenset({_ONLY_PROBED, f"{_ONLY_PROBED}_dkms"})
 _SYMBOL: Final = re.compile(rb"^[0-9a-f]+ [tT] (\w+)", re.MULTILINE)
 
 
@@ -568,7 +569,7 @@ def load_gate(object_path: Path, pin_root: Path = PIN_ROOT, *, keep: bool = Fals
 
 
 def load_ledger(object_path: Path, pin_root: Path = PIN_ROOT, *, keep: bool = False) -> Ledger:
-    """Attach the ledger (source ``bo``) to the driver, or take over from the one attached.
+    """Attach the ledger to the driver, or take over from the one attached.
 
     A driver without type information is followed by kprobes, from the object beside this one. Its
     links hold the driver's module: ``detach`` before unloading that. ``keep`` as for the gate.
@@ -583,6 +584,11 @@ def load_ledger(object_path: Path, pin_root: Path = PIN_ROOT, *, keep: bool = Fa
     if not typed and _symbols(frozenset({"amdgpu_bo_create"})):
         object_path = object_path.with_name(_PROBES)
     return Ledger(pin_root, *_load(object_path, pin_root, _Part.LEDGER))
+
+
+def followed_by_probes(pin_root: Path = PIN_ROOT) -> bool:
+    """Whether the ledger pinned there, by whatever process, goes by kprobes."""
+    return any(pin_root.glob(f"*/{_Part.LEDGER.prefix}{_ONLY_PROBED}*"))
 
 
 def open_maps(pin_root: Path = PIN_ROOT) -> Maps:
@@ -827,7 +833,7 @@ def _select(library: Libbpf, opened: int, part: _Part) -> dict[str, str | None]:
 
 def _by_probes(programs: Iterable[str]) -> bool:
     """Whether they are those of the ledger for a driver without type information."""
-    return "bo_init" in programs
+    return _ONLY_PROBED in programs
 
 
 def _required(part: _Part, *, probes: bool) -> frozenset[str]:

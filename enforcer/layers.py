@@ -11,7 +11,7 @@ from bpf import decode, loader
 from bpf.libbpf import BpfError, unpreempted
 from enforcer.host.driver import builtin_majors
 from enforcer.host.files import FileError
-from enforcer.model import Layer, LayerState, Why, pci_bdf
+from enforcer.model import Layer, LayerState, LedgerSource, Why, pci_bdf
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -43,8 +43,8 @@ class KernelLayers:
         self._ledger: loader.Ledger | None = None
         self.maps: loader.Maps | None = None
         self.gate_off: Why | None = Why.NOT_LOADED
-        self.ledger = "none"
-        """Source of the accounting: ``bo`` or ``none``."""
+        self.ledger = LedgerSource.NONE
+        """What is acting of ours; NONE where the BPF ledger is not."""
         self.problems: dict[str, str] = {}
         """Part -> one line: why it is not there."""
 
@@ -64,7 +64,7 @@ class KernelLayers:
         A predecessor's ledger goes first: it may not follow all that this gate lets pass, while
         this ledger follows what any gate does.
         """
-        if self.ledger == "none" and self._predecessor():
+        if self.ledger is LedgerSource.NONE and self._predecessor():
             self._load_ledger()
         try:
             gate = loader.load_gate(self._objects / "gate.bpf.o", self._pins, keep=True)
@@ -92,9 +92,9 @@ class KernelLayers:
 
     def attach(self) -> None:
         """Attach what waits for the driver: the ledger, and a gate that had to go without it."""
-        if self.maps is None or (self.ledger != "none" and self._ledger_acts()):
+        if self.maps is None or (self.ledger is not LedgerSource.NONE and self._ledger_acts()):
             return
-        self.ledger = "none"
+        self.ledger = LedgerSource.NONE
         if not self._load_ledger():
             self._go_without_ledger()
         elif self.gate_off is Why.NO_LEDGER:
@@ -116,7 +116,7 @@ class KernelLayers:
             self.problems["ledger"] = f"ledger cannot be detached: {error}"
             return
         self._ledger = None
-        self.ledger = "none"
+        self.ledger = LedgerSource.NONE
         _log.info("no GPU is left: the ledger has let go of the driver")
 
     def read(
@@ -271,7 +271,7 @@ class KernelLayers:
             self.problems["ledger"] = f"ledger not loaded: {error}"
             return False
         self.problems.pop("ledger", None)
-        self.ledger = "bo"
+        self.ledger = ledger_source(by_probes=ledger.by_probes)
         self._ledger = ledger
         _log_left_out("ledger", ledger.attached)
         if ledger.by_probes:
@@ -292,7 +292,8 @@ class KernelLayers:
         be attached to: dmem has to do alone then.
         """
         if self._predecessor() and self._ledger_acts():
-            self.ledger = "bo"  # a predecessor's goes on
+            by_probes = loader.followed_by_probes(self._pins)
+            self.ledger = ledger_source(by_probes=by_probes)  # a predecessor's goes on
             return
         if self._gate is None or not (self._sys / _DRIVER).is_dir():
             return
@@ -303,6 +304,11 @@ class KernelLayers:
             return
         self._gate = None
         self.gate_off = Why.NOT_POSSIBLE if never_possible(self._sys) else Why.NO_LEDGER
+
+
+def ledger_source(*, by_probes: bool) -> LedgerSource:
+    """What a BPF ledger that acts is called."""
+    return LedgerSource.BO_PROBES if by_probes else LedgerSource.BO
 
 
 def never_possible(sys: Path) -> bool:

@@ -30,6 +30,7 @@ from enforcer.model import (
     HostSupport,
     Layer,
     LayerState,
+    LedgerSource,
     PodCgroup,
     Snapshot,
     Why,
@@ -300,7 +301,8 @@ class Enforcer:
         if not checkpoint_problems and found.live is not None:
             problems.extend(self._drop_hook_files(held, found))
         # Maps that could not be read say nothing, not that nothing is used.
-        books = None if entries is None or self._kernel.ledger == "none" else ledger
+        no_books = entries is None or self._kernel.ledger is LedgerSource.NONE
+        books = None if no_books else ledger
         rows = self._account(start, held, wanted, found, books, proven, problems)
         incidents = self._take_incidents(start, found, held, entries, books, problems)
         snapshot = Snapshot(
@@ -404,12 +406,15 @@ class Enforcer:
         return not any(charged_to_it.get(region) for region in self._devices.regions.values())
 
     def _support(self, found: _Found) -> HostSupport:
-        observed = "sysfs" if self._devices.gpus and found.root is not None else "none"
+        observes = self._devices.gpus and found.root is not None
+        source = self._kernel.ledger
+        if source is LedgerSource.NONE and observes:
+            source = LedgerSource.SYSFS
         return HostSupport(
             # Both know a container by its cgroup in that tree.
             gate=self._kernel.gate if found.root else LayerState(Layer.GATE, Why.NO_CGROUP2),
             dmem=self._devices.dmem if found.root else LayerState(Layer.DMEM, Why.NO_CGROUP2),
-            ledger=observed if self._kernel.ledger == "none" else self._kernel.ledger,
+            ledger=source,
             dmem_regions=tuple(sorted(self._devices.regions.items())),
         )
 

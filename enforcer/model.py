@@ -223,6 +223,18 @@ class Protection:
         return any(state.on and state.layer is not Layer.HOOK for state in self.layers)
 
 
+class LedgerSource(StrEnum):
+    """What the accounting of a node rests on, as a label value."""
+
+    BO = "bo"
+    """The BPF ledger, buffer by buffer, by the driver's type information."""
+    BO_PROBES = "bo-probes"
+    """The BPF ledger, buffer by buffer, by kprobes on a driver without."""
+    SYSFS = "sysfs"
+    """No ledger: what KFD and fdinfo tell of the processes that are there."""
+    NONE = "none"
+
+
 @dataclass(frozen=True, slots=True)
 class HostSupport:
     """What this node can hold, found by trying."""
@@ -230,7 +242,7 @@ class HostSupport:
     gate: LayerState
     dmem: LayerState
     ledger: str
-    """Source of the accounting: ``bo``, ``ioctl``, ``sysfs`` (observed only) or ``none``."""
+    """A ``LedgerSource``, or what an enforcer of another version calls its own."""
     dmem_regions: tuple[tuple[str, str], ...] = ()
     """(BDF, region name as the kernel spells it)."""
 

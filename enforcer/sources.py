@@ -19,7 +19,7 @@ from enforcer.activity import Activities
 from enforcer.hookfiles import hooked
 from enforcer.host import dmem
 from enforcer.host.files import FileError, FileVanished
-from enforcer.model import PodCgroup, pci_key
+from enforcer.model import LedgerSource, PodCgroup, pci_key
 from enforcer.observation import read_processes
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class Sources:
         return sorted(late, key=lambda uid: seen.get(uid, -math.inf))
 
     def _ledger(self) -> Mapping[tuple[int, int], LedgerRow] | None:
-        if self._kernel.ledger == "none":
+        if self._kernel.ledger is LedgerSource.NONE:
             return None
         try:
             return self._kernel.read()[1]

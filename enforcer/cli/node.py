@@ -16,8 +16,9 @@ from enforcer.host import cgroups, dmem, drm, runtime
 from enforcer.host.files import FileError
 from enforcer.host.roots import Roots
 from enforcer.inventory import read_inventory
+from enforcer.layers import ledger_source
 from enforcer.limits import limits
-from enforcer.model import GpuLoad, HostSupport, Layer, LayerState, Snapshot, Why
+from enforcer.model import GpuLoad, HostSupport, Layer, LayerState, LedgerSource, Snapshot, Why
 from enforcer.observation import read_processes
 from enforcer.plan import Actual, protections
 from enforcer.slices import FILE, CheckpointError, read_checkpoint
@@ -154,6 +155,8 @@ class _Maps:
     fill: tuple[tuple[str, int, int], ...] = ()
     attached: bool = False
     queues: bool = False
+    by_probes: bool = False
+    """Whether the ledger goes by probes."""
 
 
 def _maps(pins: Path, problems: list[str]) -> _Maps:
@@ -166,6 +169,7 @@ def _maps(pins: Path, problems: list[str]) -> _Maps:
                 tuple((name, used, most) for name, (used, most) in sorted(maps.fill().items())),
                 any(pins.glob("*/gate_*")),
                 maps.follows_queues(),
+                loader.followed_by_probes(pins),
             )
     except (BpfError, OSError) as error:
         problems.append(f"the gate's maps cannot be read: {error}")
@@ -229,13 +233,18 @@ def _checked(
 
 
 def _support(maps: _Maps, regions: Mapping[str, str], gpus: Iterable[Gpu]) -> HostSupport:
-    observed = "sysfs" if list(gpus) else "none"
     return HostSupport(
         LayerState(Layer.GATE, None if maps.attached else Why.NOT_LOADED),
         LayerState(Layer.DMEM, None if regions else Why.NO_REGION),
-        observed if maps.usage is None else "bo",
+        _source(maps, gpus),
         tuple(sorted(regions.items())),
     )
+
+
+def _source(maps: _Maps, gpus: Iterable[Gpu]) -> LedgerSource:
+    if maps.usage is not None:
+        return ledger_source(by_probes=maps.by_probes)
+    return LedgerSource.SYSFS if list(gpus) else LedgerSource.NONE
 
 
 def _loads(roots: Roots, gpus: Iterable[Gpu]) -> tuple[GpuLoad, ...]:

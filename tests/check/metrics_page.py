@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from enforcer.metrics.families import ENGINES, FAMILIES
-from enforcer.model import Layer, Why
+from enforcer.model import Layer, LedgerSource, Why
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -88,7 +88,7 @@ def _lines() -> Iterator[str]:
     yield f"| `engine` | {_list(ENGINES)}, `other` |"
     yield "| `event`, `reason` of an incident | the members of `Counter` in `bpf/decode.py` |"
     yield "| `masked` | `yes`, `no` |"
-    yield "| `source` | `bo`, `ioctl`, `sysfs`, `none` |"
+    yield f"| `source` | {_list(source.value for source in LedgerSource)} |"
     yield ""
     yield "## Alerts\n"
     yield "They count on the label `node` that the chart's monitors give to every series.\n"

@@ -12,7 +12,7 @@ from bpf.decode import CuMask, pack_cu_mask
 from bpf.libbpf import BpfError
 from enforcer import layers
 from enforcer.layers import KernelLayers, never_possible
-from enforcer.model import Layer, LayerState, Why
+from enforcer.model import Layer, LayerState, LedgerSource, Why
 
 
 @pytest.fixture
@@ -62,16 +62,21 @@ class LedgerMaps(loader.Maps):
 
 
 @pytest.mark.parametrize(
-    ("acts", "ledger"), [(True, "bo"), (BpfError("unreadable"), "bo"), (False, "none")]
+    ("acts", "ledger"),
+    [
+        (True, LedgerSource.BO),
+        (BpfError("unreadable"), LedgerSource.BO),
+        (False, LedgerSource.NONE),
+    ],
 )
 def test_a_ledger_is_attached_again_only_when_its_driver_went_from_under_it(
-    kernel: KernelLayers, acts: bool | BpfError, ledger: str
+    kernel: KernelLayers, acts: bool | BpfError, ledger: LedgerSource
 ) -> None:
     kernel.maps = LedgerMaps(acts)
-    kernel.ledger = "bo"
+    kernel.ledger = LedgerSource.BO
     kernel.attach()  # there is no object to attach here
     assert kernel.ledger == ledger
-    assert ("ledger" in kernel.problems) == (ledger == "none")
+    assert ("ledger" in kernel.problems) == (ledger is LedgerSource.NONE)
 
 
 def test_a_switched_off_gate_says_so(kernel: KernelLayers) -> None:
@@ -124,8 +129,20 @@ def test_a_ledger_of_probes_says_so_where_it_has_no_right_to_real_time(
     monkeypatch.setattr(layers, "unpreempted", unpreempted)
     kernel.maps = LedgerMaps(True)
     kernel.attach()
-    assert kernel.ledger == "bo"
+    assert kernel.ledger == ("bo-probes" if by_probes else "bo")
     assert ("CAP_SYS_NICE" in caplog.text) == (by_probes and not allowed)
+
+
+@pytest.mark.parametrize("program", ["bo_init", "bo_init_dkms", "bo_created"])
+def test_a_predecessor_s_ledger_that_goes_on_is_named_for_what_it_is(
+    kernel: KernelLayers, tmp_path: Path, program: str
+) -> None:
+    link = tmp_path / f"bpf/1/7/ledger_{program}"
+    link.parent.mkdir(parents=True)
+    link.touch()
+    kernel.maps = LedgerMaps(True)
+    kernel.attach()  # there is no object to attach here
+    assert kernel.ledger == ("bo" if program == "bo_created" else "bo-probes")
 
 
 class CuMaps(loader.Maps):

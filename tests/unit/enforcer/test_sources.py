@@ -14,7 +14,16 @@ from enforcer.devices import Devices
 from enforcer.hookfiles import HookFiles
 from enforcer.host.roots import Roots
 from enforcer.layers import KernelLayers
-from enforcer.model import Container, ContainerKind, Gpu, Limit, PodCgroup, Share, Slice
+from enforcer.model import (
+    Container,
+    ContainerKind,
+    Gpu,
+    LedgerSource,
+    Limit,
+    PodCgroup,
+    Share,
+    Slice,
+)
 from enforcer.slices import hook_directory
 from enforcer.sources import Sources, charged
 from tests.testbed.trees import write_cgroup, write_process
@@ -37,7 +46,7 @@ class Kernel(KernelLayers):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, path, path)
-        self.ledger = "bo"
+        self.ledger = LedgerSource.BO
         self.readings: list[Mapping[tuple[int, int], LedgerUsage] | OSError] = []
 
     def read(
@@ -82,7 +91,7 @@ class Node:
         """What a pass so much later finds."""
         self.now += seconds
         try:
-            ledger = None if self.kernel.ledger == "none" else self.kernel.read()[1]
+            ledger = None if self.kernel.ledger is LedgerSource.NONE else self.kernel.read()[1]
         except OSError:
             ledger = None
         problems: list[str] = []
@@ -216,7 +225,7 @@ def test_maps_that_cannot_be_read_leave_it_unknown(node: Node, broken: int) -> N
 
 def test_without_a_ledger_the_processes_are_all_there_is(node: Node) -> None:
     node.holds(64 * MIB, 0, 0)
-    node.kernel.ledger = "none"
+    node.kernel.ledger = LedgerSource.NONE
     assert node.look() == ((None, None), [])
 
 

@@ -180,6 +180,11 @@ def ledger(cgroup_id: int, bdf: str) -> LedgerUsage:
         return maps.usage().get((cgroup_id, pci_key(bdf)), _EMPTY)
 
 
+def ledger_source() -> str:
+    """What an enforcer has to call the ledger here, where the driver has BTF or has none."""
+    return "bo" if Path("/sys/kernel/btf/amdgpu").exists() else "bo-probes"
+
+
 def gate_limit(cgroup_id: int, bdf: str) -> int | str | None:
     """The gate's entry; "absent" where there is none."""
     with loader.open_maps() as maps:

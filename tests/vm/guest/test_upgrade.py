@@ -20,7 +20,7 @@ from tests.testbed.otherbuild import VARIABLE
 from tests.vm.guest import truth
 from tests.vm.guest.caller import DOMAIN_GTT, DOMAIN_VRAM
 from tests.vm.guest.gatenode import OBJECTS, PINS, fresh_node
-from tests.vm.guest.services import wait_for
+from tests.vm.guest.services import ledger_source, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,7 +66,7 @@ def enforce(objects: Path) -> None:
     layers.close()
     assert layers.problems == {}
     assert layers.gate.on
-    assert layers.ledger == "bo"
+    assert layers.ledger == ledger_source()
 
 
 @contextmanager
