@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
+from bpf.decode import LedgerUsage
 from enforcer.model import Container, ContainerUsage, Usage
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ class Readings:
     """``dmem.current`` by (cgroup path, BDF)."""
     queues: bool = True
     """Whether the ledger follows compute queues."""
+    faults: bool = True
+    """Whether it knows whose the memory is that page faults of the GPU bring into VRAM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +111,10 @@ class LedgerRow(Protocol):
     def peak(self) -> int: ...
     @property
     def refusals(self) -> int: ...
+    @property
+    def svm(self) -> int: ...
+    @property
+    def svm_faulted(self) -> int: ...
     @property
     def queues(self) -> int: ...
     @property
@@ -246,20 +253,19 @@ def _identity(owner: Container | PodCgroup) -> tuple[str, str]:
 def _usage(readings: Readings, key: tuple[int, int], charged: int | None) -> Usage:
     if readings.ledger is None:
         return Usage(dmem_current=charged)
-    row = readings.ledger.get(key)
-    held = (0, 0, 0, 0, 0)
-    if row is not None:
-        held = (row.requested, row.resident, row.page_tables, row.peak, row.refusals)
-    usage = Usage(*held, charged)
-    if not readings.queues:
-        return usage
-    if row is None:
-        return replace(usage, queues=0, queues_masked=0, masks_wider=0)
-    return replace(
-        usage,
-        queues=row.queues,
-        queues_masked=row.queues_masked,
-        masks_wider=row.masks_wider,
+    row = readings.ledger.get(key, LedgerUsage(0))
+    return Usage(
+        row.requested,
+        row.resident,
+        row.page_tables,
+        row.peak,
+        row.refusals,
+        charged,
+        queues=row.queues if readings.queues else None,
+        queues_masked=row.queues_masked if readings.queues else None,
+        masks_wider=row.masks_wider if readings.queues else None,
+        svm=row.svm,
+        svm_faulted=row.svm_faulted if readings.faults else None,
     )
 
 

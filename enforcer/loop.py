@@ -342,6 +342,7 @@ class Enforcer:
             books,
             charged(found.root, wanted, self._devices.regions, problems),
             queues=self._kernel.follows_queues(),
+            faults=self._kernel.ledger is not LedgerSource.BO_PROBES,
         )
         checked, differences = self._sources.look(
             now, found.root, wanted, found.owners, held, readings

@@ -289,6 +289,10 @@ class Usage:
     """Of these, with a CU mask within its slice."""
     masks_wider: int | None = None
     """CU masks it asked for that went beyond its slice."""
+    svm: int | None = None
+    """Of ``requested``, shared virtual memory that has a place in VRAM (the ledger)."""
+    svm_faulted: int | None = None
+    """All that page faults of the GPU ever brought there, which nothing can refuse."""
 
 
 @dataclass(frozen=True, slots=True)

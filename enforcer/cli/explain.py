@@ -184,6 +184,13 @@ def _counts(row: ContainerUsage) -> Iterator[tuple[str, str]]:
             f"{usage.requested} bytes asked for, {usage.resident} of them in VRAM, "
             f"{usage.page_tables} page tables, {usage.peak} at most",
         )
+    if usage.svm or usage.svm_faulted:
+        brought = "an unknown number of" if usage.svm_faulted is None else usage.svm_faulted
+        yield (
+            "of it SVM",
+            f"{usage.svm} bytes of shared virtual memory; page faults of the GPU have brought in "
+            f"{brought} bytes so far, which nothing refuses",
+        )
     for name, value in (
         ("by dmem", usage.dmem_current),
         ("by KFD", usage.kfd),

@@ -129,7 +129,10 @@ def read_node(where: Place) -> Snapshot:
     rows = []
     if root is not None:
         readings = Readings(
-            maps.usage, charged(root, wanted, regions, problems), queues=maps.queues
+            maps.usage,
+            charged(root, wanted, regions, problems),
+            queues=maps.queues,
+            faults=not maps.by_probes,
         )
         checked = _checked(roots, root, wanted, gpus, problems)
         rows = container_usage(wanted, owners, held, readings, proven, checked)

@@ -112,7 +112,11 @@ def _of_usage(name: str, text: str, value: Callable[[Usage], int | None], absent
 
 
 def _of_row(
-    name: str, text: str, value: Callable[[ContainerUsage], int | None], absent: str = ""
+    name: str,
+    text: str,
+    value: Callable[[ContainerUsage], int | None],
+    absent: str = "",
+    kind: str = "gauge",
 ) -> Family:
     def samples(view: View) -> Iterator[Sample]:
         for names, row in view.rows:
@@ -120,7 +124,7 @@ def _of_row(
             if found is not None:
                 yield names, found
 
-    return Family(name, "gauge", text, _ROW, samples, absent)
+    return Family(name, kind, text, _ROW, samples, absent)
 
 
 def _of_activity(
@@ -182,12 +186,6 @@ def _hami_limit(view: View) -> Iterator[Sample]:
             yield names, row.limit
 
 
-def _refusals(view: View) -> Iterator[Sample]:
-    for names, row in view.rows:
-        if row.usage.refusals is not None:
-            yield names, row.usage.refusals
-
-
 def _incidents(view: View) -> Iterator[Sample]:
     """The most common reason is there from the start: an alert needs a first 0 to rise from."""
     counts = {
@@ -237,12 +235,6 @@ def _compute_queues(view: View) -> Iterator[Sample]:
         if queues is not None and within is not None:
             yield names + masked, within
             yield names + unmasked, max(0, queues - within)
-
-
-def _wider(view: View) -> Iterator[Sample]:
-    for names, row in view.rows:
-        if row.usage.masks_wider is not None:
-            yield names, row.usage.masks_wider
 
 
 def _engines(view: View) -> Iterator[Sample]:
@@ -310,7 +302,7 @@ def _uuid(gpu: Gpu) -> str:
 
 
 _NO_LEDGER = "no BPF ledger on this node (`ringfence_ledger_info`)"
-_NO_QUEUES = f"{_NO_LEDGER}, or a driver without type information"
+_NO_TYPES = f"{_NO_LEDGER}, or a driver without type information"
 _NO_DMEM = "no dmem for this GPU"
 _WHOLE = "the whole GPU"
 _NOT_YET = "its processes were not looked at yet, which takes up to 5 s"
@@ -395,6 +387,16 @@ FAMILIES: tuple[Family, ...] = (
     ),
     _of_usage("page_table", "VRAM in page tables.", lambda usage: usage.page_tables, _NO_LEDGER),
     _of_usage("peak", "The most ever asked for at once.", lambda usage: usage.peak, _NO_LEDGER),
+    _of_usage(
+        "svm", "VRAM asked for as shared virtual memory.", lambda usage: usage.svm, _NO_LEDGER
+    ),
+    _of_row(
+        "ringfence_vram_svm_faulted_bytes_total",
+        "Shared virtual memory that page faults of the GPU brought into VRAM, refused by nothing.",
+        lambda row: row.usage.svm_faulted,
+        _NO_TYPES,
+        "counter",
+    ),
     _of_usage("dmem_current", "VRAM charged by dmem.", lambda usage: usage.dmem_current, _NO_DMEM),
     _of_usage(
         "observed", "VRAM by KFD's and fdinfo's counts.", lambda usage: usage.observed, _NOT_YET
@@ -417,13 +419,12 @@ FAMILIES: tuple[Family, ...] = (
         lambda usage: usage.drift,
         _NO_LEDGER,
     ),
-    Family(
+    _of_row(
         "ringfence_refusals_total",
-        "counter",
         "Allocations refused by the gate; it survives the enforcer.",
-        _ROW,
-        _refusals,
+        lambda row: row.usage.refusals,
         _NO_LEDGER,
+        "counter",
     ),
     Family(
         "ringfence_incidents_total",
@@ -465,15 +466,14 @@ FAMILIES: tuple[Family, ...] = (
         "Live compute queues, with a CU mask within the slice and without.",
         (*_ROW, "masked"),
         _compute_queues,
-        _NO_QUEUES,
+        _NO_TYPES,
     ),
-    Family(
+    _of_row(
         "ringfence_wider_masks_total",
-        "counter",
         "CU masks it asked for that went beyond its slice.",
-        _ROW,
-        _wider,
-        _NO_QUEUES,
+        lambda row: row.usage.masks_wider,
+        _NO_TYPES,
+        "counter",
     ),
     _of_activity(
         "ringfence_evicted_seconds_total",

@@ -41,7 +41,7 @@ def row(pod: str, bdf: str, mib: int | None, held: int, cus: str | None = None) 
     usage = Usage(
         held * MIB, held * MIB * 7 // 8, 64 << 10, (held + 100) * MIB, 7, held * MIB * 7 // 8,
         hook=held * MIB, kfd=held * MIB, drm=0, observed=held * MIB, escaped=0, drift=0,
-        queues=4, queues_masked=4, masks_wider=0,
+        queues=4, queues_masked=4, masks_wider=0, svm=0, svm_faulted=0,
     )  # fmt: skip
     activity = Activity(12, 4, 1.5, 2.25, (("compute", 1.25), ("gfx", 0.0)), 0)
     return ContainerUsage(

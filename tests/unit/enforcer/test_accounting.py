@@ -49,20 +49,46 @@ def _row(usage: Usage, layers: tuple[LayerState, ...] = ()) -> ContainerUsage:
 def test_a_row_has_every_source_side_by_side() -> None:
     ledger = {
         LIMIT.key: LedgerUsage(
-            3000, 0, 2000, 64, 2, peak=3500, refusals=7, queues=5, queues_masked=3, masks_wider=2
+            3000,
+            0,
+            2000,
+            64,
+            2,
+            peak=3500,
+            refusals=7,
+            queues=5,
+            queues_masked=3,
+            masks_wider=2,
+            svm=500,
+            svm_faulted=600,
         )
     }
     rows = container_usage(
         [LIMIT], OWNERS, [SLICE], Readings(ledger, {("poda/c", GPU): 2064}), {}, {}
     )
     assert rows == [
-        _row(Usage(3000, 2000, 64, 3500, 7, 2064, queues=5, queues_masked=3, masks_wider=2))
+        _row(
+            Usage(
+                3000,
+                2000,
+                64,
+                3500,
+                7,
+                2064,
+                queues=5,
+                queues_masked=3,
+                masks_wider=2,
+                svm=500,
+                svm_faulted=600,
+            )
+        )
     ]
 
 
 def test_an_idle_container_has_used_nothing() -> None:
     rows = container_usage([LIMIT], OWNERS, [SLICE], Readings({}, {}), {}, {})
-    assert rows == [_row(Usage(0, 0, 0, 0, 0, None, queues=0, queues_masked=0, masks_wider=0))]
+    nothing = {"queues": 0, "queues_masked": 0, "masks_wider": 0, "svm": 0, "svm_faulted": 0}
+    assert rows == [_row(Usage(0, 0, 0, 0, 0, None, **nothing))]
 
 
 @pytest.mark.parametrize("ledger", [{}, {LIMIT.key: LedgerUsage(0)}])
@@ -71,7 +97,15 @@ def test_a_ledger_that_follows_no_queues_does_not_tell_of_none(
 ) -> None:
     readings = Readings(ledger, {}, queues=False)
     rows = container_usage([LIMIT], OWNERS, [SLICE], readings, {}, {})
-    assert rows == [_row(Usage(0, 0, 0, 0, 0, None))]
+    assert rows == [_row(Usage(0, 0, 0, 0, 0, None, svm=0, svm_faulted=0))]
+
+
+def test_shared_virtual_memory_is_told_and_faults_only_where_their_owner_is_known() -> None:
+    ledger = {LIMIT.key: LedgerUsage(300, svm=200, svm_faulted=900)}
+    for faults, faulted in ((True, 900), (False, None)):
+        readings = Readings(ledger, {}, faults=faults)
+        (row,) = container_usage([LIMIT], OWNERS, [SLICE], readings, {}, {})
+        assert (row.usage.requested, row.usage.svm, row.usage.svm_faulted) == (300, 200, faulted)
 
 
 def test_without_a_ledger_its_numbers_are_unknown() -> None:

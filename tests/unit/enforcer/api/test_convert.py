@@ -75,6 +75,8 @@ USAGES = st.builds(
     queues=_maybe(S64),
     queues_masked=_maybe(S64),
     masks_wider=_maybe(U64),
+    svm=_maybe(S64),
+    svm_faulted=_maybe(U64),
 )
 ACTIVITIES = st.builds(
     Activity,

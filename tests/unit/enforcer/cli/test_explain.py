@@ -141,6 +141,20 @@ def test_sources_that_differ_are_pointed_at(node: Node, capsys: pytest.CaptureFi
     assert f"dmem does not charge {5 * MIB} bytes" in text
 
 
+@pytest.mark.parametrize(("faulted", "brought"), [(7, "7 bytes"), (None, "an unknown number of")])
+def test_shared_virtual_memory_is_told_where_there_is_some(
+    node: Node, capsys: pytest.CaptureFixture[str], faulted: int | None, brought: str
+) -> None:
+    node.snapshot = with_row(usage=Usage(9, 9, 0, 9, 0, svm=5, svm_faulted=faulted))
+    node.run("team-a/infer")
+    text = capsys.readouterr().out
+    assert "of it SVM  5 bytes of shared virtual memory" in text
+    assert f"have brought in {brought}" in text
+    node.snapshot = SNAPSHOT
+    node.run("team-a/infer")
+    assert "SVM" not in capsys.readouterr().out
+
+
 def test_a_gpu_that_is_ill_is_pointed_at(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     node.snapshot = replace(SNAPSHOT, health=(ILL,))
     node.run("team-a/infer")

@@ -219,6 +219,15 @@ def test_queues_are_told_by_whether_they_are_masked() -> None:
     assert "ringfence_compute_queues" not in _scrape(SNAPSHOT)
 
 
+def test_shared_virtual_memory_is_told_beside_what_faults_brought_of_it() -> None:
+    row = replace(ROW, usage=Usage(svm=500, svm_faulted=600))
+    found = _scrape(replace(SNAPSHOT, containers=(row,)))
+    assert found["ringfence_vram_svm_bytes"] == [(LABELS, 500)]
+    assert found["ringfence_vram_svm_faulted_bytes_total"] == [(LABELS, 600)]
+    unknown = replace(SNAPSHOT, containers=(replace(ROW, usage=Usage()),))
+    assert "ringfence_vram_svm_faulted_bytes_total" not in _scrape(unknown)
+
+
 def test_what_is_spilled_is_what_the_ledger_has_and_vram_has_not() -> None:
     found = _scrape(replace(SNAPSHOT, containers=(ROW,)))
     assert found["ringfence_vram_spilled_bytes"] == [(LABELS, 1000.0)]
