@@ -46,6 +46,24 @@ class Body:
         return cls(plain, gzip.compress(plain, 1) if len(plain) >= _WORTH_PACKING else None)
 
 
+class _Written:
+    """What a snapshot reads as. Whoever asks for the same one shares one writing of it."""
+
+    def __init__(self, write: Callable[[Snapshot | None], str]) -> None:
+        """``write`` must say nothing but what is in the snapshot."""
+        self._write = write
+        self._lock = threading.Lock()
+        self._last: tuple[Snapshot | None, Body] | None = None
+
+    def of(self, snapshot: Callable[[], Snapshot | None]) -> Body:
+        """The body of what ``snapshot`` has once it is this caller's turn."""
+        with self._lock:
+            now = snapshot()
+            if self._last is None or self._last[0] is not now:
+                self._last = (now, Body.of(self._write(now)))
+            return self._last[1]
+
+
 class Site:
     """What is served: the last snapshot, written anew only when there is another."""
 
@@ -62,25 +80,17 @@ class Site:
         self._snapshot = snapshot
         self._node = node
         self._version = version
-        self._with_page = with_page
         self._token = token
-        self._lock = threading.Lock()
-        self._written: tuple[Snapshot | None, Body] | None = None
+        self._metrics = _Written(self._write_metrics)
+        self._page = _Written(self._write_page) if with_page else None
 
     def metrics(self) -> Body:
         """The exposition text of the last snapshot."""
-        with self._lock:
-            snapshot = self._snapshot()
-            if self._written is None or self._written[0] is not snapshot:
-                view = None if snapshot is None else View(snapshot, self._node, self._version)
-                self._written = (snapshot, Body.of(render(view, self._version)))
-            return self._written[1]
+        return self._metrics.of(self._snapshot)
 
     def page(self) -> Body | None:
         """The node page of the last snapshot; None where it is switched off."""
-        if not self._with_page:
-            return None
-        return Body.of(page(self._snapshot(), self._node, self._version))
+        return None if self._page is None else self._page.of(self._snapshot)
 
     def admits(self, authorization: str) -> bool:
         """Whether a request with this ``Authorization`` header may see anything.
@@ -97,6 +107,13 @@ class Site:
             return False
         given = _given(authorization)
         return bool(expected) and given is not None and hmac.compare_digest(given, expected)
+
+    def _write_metrics(self, snapshot: Snapshot | None) -> str:
+        view = None if snapshot is None else View(snapshot, self._node, self._version)
+        return render(view, self._version)
+
+    def _write_page(self, snapshot: Snapshot | None) -> str:
+        return page(snapshot, self._node, self._version)
 
 
 def serve(address: str, site: Site) -> Callable[[], None]:

@@ -6,12 +6,16 @@ import gzip
 import http.client
 import socket
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from enforcer.metrics.serve import Site, serve
+from enforcer.metrics import serve as module
+from enforcer.metrics.serve import Body, Site, serve
 from tests.unit.enforcer.sample import SNAPSHOT
 
 if TYPE_CHECKING:
@@ -109,9 +113,47 @@ def test_who_can_unpack_gets_it_packed(unused_port: int) -> None:
         assert gzip.decompress(packed) == get(connection, "/metrics")[2]
 
 
-def test_a_snapshot_is_written_once() -> None:
-    made = site()
-    assert made.metrics() is made.metrics()
+@pytest.mark.parametrize(("what", "writer"), [("metrics", "render"), ("page", "page")])
+def test_a_snapshot_is_written_once_whoever_asks_at_once(
+    monkeypatch: pytest.MonkeyPatch, what: str, writer: str
+) -> None:
+    asking = threading.Barrier(8)
+    snapshots = [SNAPSHOT]
+    made = Site(lambda: snapshots[-1], "node-a", "1.2.3")
+    real = getattr(module, writer)
+    written = []
+
+    def write(*arguments: object) -> str:
+        written.append(arguments)
+        time.sleep(0.05)
+        return str(real(*arguments))
+
+    monkeypatch.setattr(module, writer, write)
+
+    def ask(_: int) -> Body:
+        asking.wait(30)
+        found = getattr(made, what)()
+        assert isinstance(found, Body)
+        return found
+
+    with ThreadPoolExecutor(8) as pool:
+        before = list(pool.map(ask, range(8)))
+        assert len(written) == 1
+        snapshots.append(replace(SNAPSHOT, time=SNAPSHOT.time + 3600, pass_seconds=7.5))
+        after = list(pool.map(ask, range(8)))
+        assert len(written) == 2
+    assert {id(body) for body in before} == {id(before[0])}
+    assert {id(body) for body in after} == {id(after[0])}
+    assert before[0].plain != after[0].plain
+
+
+def test_an_equal_snapshot_of_another_pass_is_another_one() -> None:
+    snapshots = [SNAPSHOT]
+    made = Site(lambda: snapshots[-1], "node-a", "1.2.3")
+    first = made.page(), made.metrics()
+    snapshots.append(replace(SNAPSHOT))
+    assert made.page() is not first[0]
+    assert made.metrics() is not first[1]
 
 
 def test_before_the_first_pass_there_is_a_page_and_a_version(unused_port: int) -> None:
