@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import stat
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 BANNER = b"GNU C Library (Debian GLIBC 2.36-9) stable release version 2.36."
 
 STAYS = "stays"
+CONFINED = "confined"
 
 
 def stay(about: str) -> str:
@@ -42,16 +44,27 @@ def stay(about: str) -> str:
     return "let go"
 
 
+def look_without_chroot(about: str) -> str:
+    """As ``look_into_layers``, with all capabilities but the one that the chart leaves out."""
+    header, sets = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.capget(header, sets) == 0
+    for index in range(3):
+        sets[index] &= ~(1 << 18)
+    assert libc.capset(header, sets) == 0
+    return look_into_layers(about)
+
+
 @pytest.fixture(scope="module")
 def apart() -> Iterator[Apart]:
-    one = Apart({LAYERS: look_into_layers, STAYS: stay})
+    one = Apart({LAYERS: look_into_layers, STAYS: stay, CONFINED: look_without_chroot})
     yield one
     one.close()
 
 
-def look(apart: Apart, layers: Sequence[PurePath]) -> dict[str, object]:
+def look(apart: Apart, layers: Sequence[PurePath], kind: str = LAYERS) -> dict[str, object]:
     about = json.dumps({"proc": "/proc", "layers": [str(layer) for layer in layers]})
-    (answer,) = apart.ask(LAYERS, [about], 60)
+    (answer,) = apart.ask(kind, [about], 60)
     assert not answer.silent, answer
     found: dict[str, object] = json.loads(answer.text)
     return found
@@ -95,6 +108,13 @@ def test_as_many_layers_as_an_image_may_have(apart: Apart, tmp_path: Path) -> No
 def test_a_layer_that_is_gone_is_told(apart: Apart, tmp_path: Path) -> None:
     found = look(apart, [libc(tmp_path, "1"), tmp_path / "gone"])
     assert "No such file" in str(found["error"])
+
+
+def test_without_the_right_to_the_hosts_mounts_it_is_told_what_that_takes(
+    apart: Apart, tmp_path: Path
+) -> None:
+    error = look(apart, [libc(tmp_path, "1")], CONFINED)["error"]
+    assert str(error).endswith("takes CAP_SYS_CHROOT: set enforcer.privileged to true")
 
 
 def test_a_link_leads_to_the_image_s_own_files(apart: Apart, tmp_path: Path) -> None:
