@@ -15,7 +15,7 @@ import sys
 import threading
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import bpf
 from bpf.decode import Policy
@@ -33,6 +33,8 @@ from enforcer.model import Layer
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import IO
+
+_APART: Final = {DEVICE: test_device, IMAGE: look_into, LAYERS: look_into_layers}
 
 _log = logging.getLogger(__name__)
 
@@ -81,7 +83,11 @@ def _lock(options: argparse.Namespace, stop: threading.Event) -> IO[bytes] | Non
 
 
 def _run(options: argparse.Namespace, stop: threading.Event) -> int:
-    apart = None if options.once else _apart()
+    try:
+        apart = None if options.once else Apart(_APART)
+    except OSError as error:
+        _log.error("no process to look into devices and images with: %s", error.strerror)
+        return 1
     kernel = layers.KernelLayers(options.bpf_objects, options.bpffs, options.sys)
     if Layer.GATE in options.layers:
         kernel.load_gate()
@@ -118,21 +124,16 @@ def _run(options: argparse.Namespace, stop: threading.Event) -> int:
         support = first.support
         _log.info("gate %s, dmem %s, ledger %s", support.gate, support.dmem, support.ledger)
     try:
-        return int(first is None) if options.once else _serve(options, enforcer, stop)
+        if apart is None:
+            return int(first is None)
+        return _serve(options, enforcer, apart, stop)
     finally:
         kernel.close()
 
 
-def _apart() -> Apart | None:
-    """Without it devices are not tested nor images looked into; all else is as it should be."""
-    try:
-        return Apart({DEVICE: test_device, IMAGE: look_into, LAYERS: look_into_layers})
-    except OSError as error:
-        _log.warning("devices and images cannot be looked into: %s", error)
-        return None
-
-
-def _serve(options: argparse.Namespace, enforcer: Enforcer, stop: threading.Event) -> int:
+def _serve(
+    options: argparse.Namespace, enforcer: Enforcer, apart: Apart, stop: threading.Event
+) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: enforcer.stop())
     if stop.is_set():
@@ -161,12 +162,31 @@ def _serve(options: argparse.Namespace, enforcer: Enforcer, stop: threading.Even
         on=options.kfd_events != "off",
         always=options.kfd_events == "on",
     ).start()
+    lame = threading.Event()
+    threading.Thread(
+        target=_end_with, args=(apart, enforcer, lame), name="apart", daemon=True
+    ).start()
     _log.info("serving %s", options.socket)
     enforcer.run(options.interval)
     server.stop()
     stop_metrics()
     _log.info("stopped; the limits stay in force")
-    return 0
+    return int(lame.is_set())
+
+
+def _end_with(apart: Apart, enforcer: Enforcer, lame: threading.Event) -> None:
+    """Without its process apart an enforcer tests no device and looks into no image, for ever.
+
+    It can make no new one, but its successor can.
+    """
+    how = apart.wait()
+    _log.error(
+        "the process that looks into devices and images ended %s: ending too, to be started anew "
+        "with one; the limits stay in force. If it comes again, see dmesg for out of memory",
+        how,
+    )
+    lame.set()
+    enforcer.stop()
 
 
 def _serve_metrics(options: argparse.Namespace, enforcer: Enforcer) -> Callable[[], None]:

@@ -418,8 +418,8 @@ def _enforcer(node: Node) -> Iterator[Finding]:
         yield _problem(
             "enforcer",
             node.silence or "does not answer",
-            "is the DaemonSet's pod on this node? See the log of its container enforcer. Limits "
-            "set before stay in force",
+            "is the DaemonSet's pod on this node? See the log of its container enforcer, with "
+            "--previous if it is started again and again. Limits set before stay in force",
         )
         return
     age = node.now - snapshot.time

@@ -89,6 +89,16 @@ class Apart:
         none = Answer(f"does not answer within {seconds:.1f} s", silent=True)
         return [one if isinstance(one, Answer) else came[one] or none for one in put]
 
+    def wait(self) -> str:
+        """Wait until the process has ended, and say how. For a thread that may wait for ever.
+
+        Nothing can be asked from then on, and no new one is made: this process has threads by now.
+        """
+        ended = os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT)
+        if ended is not None and ended.si_code != os.CLD_EXITED:
+            return f"by signal {ended.si_status}"
+        return "by itself"
+
     def close(self) -> None:
         """End the process; answers that hang end when the kernel lets them."""
         self._socket.close()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The daemon as a process. Its kernel layers need a kernel that has them: see tests/vm."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -157,6 +158,25 @@ def test_a_killed_one_is_followed_by_the_next(daemon: Daemon) -> None:
         assert daemon.socket.exists()
     process = daemon.start()
     daemon.wait_until_serving()
+    assert _end(process)[0] == 0
+
+
+def test_one_whose_process_apart_is_killed_ends_and_the_next_one_has_another(
+    daemon: Daemon,
+) -> None:
+    process = daemon.start()
+    daemon.wait_until_serving()
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    (apart,) = map(int, children.read_text().split())
+    os.kill(apart, signal.SIGKILL)
+    _, log = process.communicate(timeout=60)
+    assert (process.returncode, daemon.socket.exists()) == (1, False)
+    assert "looks into devices and images ended by signal 9: ending too" in log
+    assert "the limits stay in force" in log
+    process = daemon.start()
+    daemon.wait_until_serving()
+    with Client(daemon.socket) as client:
+        assert [one.path for one in client.test_devices(timeout=30)][:1] == ["/dev/kfd"]
     assert _end(process)[0] == 0
 
 
