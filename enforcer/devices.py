@@ -45,6 +45,8 @@ class Devices:
         self._kernel = kernel
         self._use_dmem = use_dmem
         self._dmem: dict[str, Why | None] = {}
+        self._unread = False
+        """True while there may be dmem regions beside those that were found."""
         self._inventory_due = 0.0
         self._sensors_due = 0.0
         self._problems: list[str] = []
@@ -60,6 +62,8 @@ class Devices:
         """Why a GPU without an entry in ``regions`` has none; None: it has no region at all."""
         if not self._use_dmem:
             return Why.SWITCHED_OFF
+        if self._unread:
+            return Why.UNREAD
         return next((why for why in self._dmem.values() if why is not None), None)
 
     @property
@@ -128,19 +132,28 @@ class Devices:
         """Try every region that is new or took no limit so far."""
         try:
             root = cgroups.cgroup2_root(self._roots.cgroup)
-            found = dmem.regions(dmem.capacity(root), {gpu.bdf for gpu in self.gpus})
+            capacity = dmem.capacity(root)
         except cgroups.NoCgroup2Error:
-            found = {}  # said by every pass
+            capacity = {}  # said by every pass
         except FileError as error:
-            self._problems.append(str(error))
-            found = {}
+            # That says nothing of the regions: those that are known stay in use.
+            self._problems.append(f"{error}; which GPUs dmem can limit is not known anew")
+            self._unread = True
+            return
+        bdfs = {gpu.bdf for gpu in self.gpus}
+        found = dmem.regions(capacity, bdfs)
+        # amdgpu has a region for each of its GPUs or for none, so one of the others cannot be read.
+        self._unread = dmem.unmatched(capacity, bdfs)
         untried = {
             bdf: region
             for bdf, region in found.items()
             if self._dmem.get(bdf, Why.NO_REGION) is not None
         }
         tried = {**self._dmem, **(probe_dmem(root, untried) if untried else {})}
-        self._dmem = {bdf: tried[bdf] for bdf in found}
+        # The kernel tells of the region, so there is one, whatever became of the limit.
+        self._dmem = {
+            bdf: Why.REFUSED if tried[bdf] is Why.NO_REGION else tried[bdf] for bdf in found
+        }
         self.regions = {bdf: region for bdf, region in found.items() if tried[bdf] is None}
 
 

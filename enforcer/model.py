@@ -183,6 +183,7 @@ class Why(StrEnum):
     MAP_FULL = "gate map full"
     NO_CGROUP2 = "no cgroup2 mount"
     NO_REGION = "no dmem region for this GPU"
+    UNREAD = "GPUs or dmem regions cannot be read"
     NO_CONTROLLER = "dmem not enabled for the cgroup"
     BUSY = "dmem refused by processes in a parent cgroup"
     NOT_TAKEN = "dmem.max unchanged by a successful write"

@@ -31,6 +31,7 @@ _UID = _NAME = re.compile(r"[0-9a-zA-Z][0-9a-zA-Z_.-]{0,252}")
 _CREATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|\+00:00)")
 _CUS = re.compile(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*")
 _MAX_BYTES = 1 << 62
+_KEEPING = "keeping the slices known before"
 
 
 class CheckpointError(Exception):
@@ -143,22 +144,29 @@ class Checkpoint:
         A file that cannot be used leaves the slices as they were. A file that is gone does so too:
         the plugin never removes it, and limits must not end with it.
         """
-        seen = self._identity()
-        if seen is None and self._seen is not None:
-            return self._slices, [f"{self.path}: gone; keeping the slices known before"]
-        if seen != self._seen:
-            try:
+        try:
+            seen = self._identity()
+            if seen is None and self._seen is not None:
+                return self._slices, [f"{self.path}: gone; {_KEEPING}"]
+            if seen != self._seen:
                 self._slices, self._problems = read_checkpoint(self.path)
-            except CheckpointError as error:
-                self._problems = [f"{error}; keeping the slices known before"]
+                self._seen = seen
+        except CheckpointError as error:
+            if isinstance(error.__cause__, OSError):
+                # Nothing is known of the file, and it can be read later without having changed.
+                return self._slices, [f"{error}; {_KEEPING}"]
+            self._problems = [f"{error}; {_KEEPING}"]
             self._seen = seen
         return self._slices, self._problems
 
     def _identity(self) -> tuple[int, int, int] | None:
+        """Of the file that is there now; None where there is none. Raises CheckpointError."""
         try:
             status = self.path.stat()
-        except OSError:
+        except FileNotFoundError:
             return None
+        except OSError as error:
+            raise CheckpointError(f"{self.path}: cannot read: {error}") from error
         return status.st_ino, status.st_mtime_ns, status.st_size
 
 

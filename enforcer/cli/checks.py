@@ -264,7 +264,12 @@ def _dmem(node: Node, root: Path) -> Iterator[Finding]:
     try:
         regions = dmem.regions(dmem.capacity(root), {gpu.bdf for gpu in gpus})
     except FileError as error:
-        yield _problem("dmem", str(error), "report it: the file's form is another one")
+        yield _problem(
+            "dmem",
+            str(error),
+            "until it can be read no container starts that the gate does not hold; if its form is "
+            "another one, report it",
+        )
         return
     without = sorted({gpu.bdf for gpu in gpus} - regions.keys())
     if not gpus:

@@ -36,6 +36,8 @@ ADVICE = {
     Why.NO_CGROUP2: "boot with systemd.unified_cgroup_hierarchy=1",
     Why.NO_REGION: "nothing to do while the gate is on: this kernel's amdgpu has no dmem (from "
     "6.15, where the distribution builds it in)",
+    Why.UNREAD: "the enforcer's log names the file. Until it can be read, no container starts that "
+    "the gate does not hold, as dmem might",
     Why.NO_CONTROLLER: "dmem could not be handed down to the pod's cgroup: see the enforcer's log",
     Why.BUSY: "processes live in a cgroup above the container, which keeps dmem from being handed "
     "down: move them into a child",

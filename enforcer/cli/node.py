@@ -124,8 +124,8 @@ def read_node(where: Place) -> Snapshot:
         owners.update((pod.cgroup_id, pod) for pod in tree.pods)
         owners.update((one.cgroup_id, one) for one in named)
         wanted = limits(held, tree.pods, named)
-    regions = _regions(root, gpus, problems)
-    proven = protections(wanted, _actual(wanted, root, maps, regions))
+    regions, dmem_off = _regions(root, gpus, problems)
+    proven = protections(wanted, _actual(wanted, root, maps, regions, dmem_off))
     rows = []
     if root is not None:
         readings = Readings(
@@ -138,7 +138,7 @@ def read_node(where: Place) -> Snapshot:
         rows = container_usage(wanted, owners, held, readings, proven, checked)
     return Snapshot(
         time=time.time(),
-        support=_support(maps, regions, gpus),
+        support=_support(maps, regions, dmem_off, gpus),
         gpus=tuple(gpus),
         containers=tuple(rows),
         problems=tuple(problems),
@@ -187,18 +187,25 @@ def _record(roots: Roots, container_id: str, problems: list[str]) -> runtime.Con
         return None
 
 
-def _regions(root: Path | None, gpus: Iterable[Gpu], problems: list[str]) -> Mapping[str, str]:
+def _regions(
+    root: Path | None, gpus: Iterable[Gpu], problems: list[str]
+) -> tuple[Mapping[str, str], Why]:
+    """The regions by BDF, and why a GPU has none."""
     if root is None:
-        return {}
+        return {}, Why.NO_CGROUP2
     try:
-        return dmem.regions(dmem.capacity(root), {gpu.bdf for gpu in gpus})
+        return dmem.regions(dmem.capacity(root), {gpu.bdf for gpu in gpus}), Why.NO_REGION
     except FileError as error:
         problems.append(str(error))
-        return {}
+        return {}, Why.UNREAD
 
 
 def _actual(
-    wanted: Iterable[Limit], root: Path | None, maps: _Maps, regions: Mapping[str, str]
+    wanted: Iterable[Limit],
+    root: Path | None,
+    maps: _Maps,
+    regions: Mapping[str, str],
+    dmem_off: Why,
 ) -> Actual:
     maximum: dict[str, Mapping[str, int | None]] = {}
     for path in {limit.path for limit in wanted} if regions and root is not None else ():
@@ -210,7 +217,7 @@ def _actual(
         gate=maps.limits,
         gate_off=None if maps.attached else Why.NOT_LOADED,
         regions=regions,
-        dmem_off=Why.NO_CGROUP2 if root is None else None,
+        dmem_off=dmem_off,
         maximum=maximum,
     )
 
@@ -235,10 +242,12 @@ def _checked(
     }
 
 
-def _support(maps: _Maps, regions: Mapping[str, str], gpus: Iterable[Gpu]) -> HostSupport:
+def _support(
+    maps: _Maps, regions: Mapping[str, str], dmem_off: Why, gpus: Iterable[Gpu]
+) -> HostSupport:
     return HostSupport(
         LayerState(Layer.GATE, None if maps.attached else Why.NOT_LOADED),
-        LayerState(Layer.DMEM, None if regions else Why.NO_REGION),
+        LayerState(Layer.DMEM, None if regions else dmem_off),
         _source(maps, gpus),
         tuple(sorted(regions.items())),
     )

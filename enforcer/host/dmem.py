@@ -6,6 +6,7 @@ Format: kernel/cgroup/dmem.c and Documentation/admin-guide/cgroup-v2.rst ("DMEM"
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from cgroupspy.contenttypes import BaseContentType
@@ -13,11 +14,14 @@ from cgroupspy.controllers import Controller
 from cgroupspy.interfaces import TypedFile
 
 from enforcer.host.cgroups import Directory
-from enforcer.host.files import FileError, FileVanished, parse_int
+from enforcer.host.files import FileError, FileVanished, parse_int, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
+
+_VRAM = re.compile(r"drm/[^/]+/vram")
+"""As amdgpu names them (amdgpu_vram_mgr.c); other drivers have several a GPU, with a number."""
 
 
 class RegionBytes(BaseContentType):  # type: ignore[misc]  # the package has no types
@@ -53,7 +57,10 @@ class DmemFiles(Controller):  # type: ignore[misc]  # the package has no types
 
 
 def capacity(root: Path) -> dict[str, int | None]:
-    """Bytes per region of the machine; empty where the kernel has no dmem controller."""
+    """Bytes per region of the machine; empty where the kernel has no dmem controller.
+
+    Raises FileError for a file that is there and cannot be read.
+    """
     try:
         return _read(root, "capacity")
     except FileVanished:
@@ -81,12 +88,17 @@ def regions(names: Iterable[str], bdfs: Iterable[str]) -> dict[str, str]:
     return {bdf: spelled[key] for bdf in bdfs if (key := f"drm/{bdf}/vram") in spelled}
 
 
+def unmatched(names: Iterable[str], bdfs: Iterable[str]) -> bool:
+    """Whether there is a region of an AMD GPU that is none of these."""
+    known = {f"drm/{bdf}/vram" for bdf in bdfs}
+    return any(_VRAM.fullmatch(name) and name.lower() not in known for name in names)
+
+
 def _read(directory: Path, name: str) -> dict[str, int | None]:
     try:
         lines: list[RegionBytes] = getattr(DmemFiles(Directory(directory)), name)
     except OSError as error:
-        kind = FileError if isinstance(error, PermissionError) else FileVanished
-        raise kind(f"{directory}/dmem.{name}: cannot read: {error.strerror}") from error
+        raise unreadable(f"{directory}/dmem.{name}", error) from error
     except (FileError, UnicodeDecodeError) as error:
         raise FileError(f"{directory}/dmem.{name}: {error}") from None
     return {line.region: line.size for line in lines}

@@ -13,7 +13,15 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from enforcer.host.files import FileError, FileVanished, optional, read_int, read_line, read_text
+from enforcer.host.files import (
+    FileError,
+    FileVanished,
+    optional,
+    read_int,
+    read_line,
+    read_text,
+    unreadable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -82,7 +90,11 @@ class DrmClient:
 def devices(sys: Path) -> tuple[list[DrmDevice], list[str]]:
     """Every device with a DRM minor, by name, and a line for each one that cannot be read."""
     minors: dict[Path, dict[str, int]] = {}
-    for path in _entries(sys / "class/drm"):
+    try:
+        entries = _entries(sys / "class/drm")
+    except FileError as error:
+        return [], [f"no DRM device can be seen: {error}"]
+    for path in entries:
         match = _MINOR.fullmatch(path.name)
         if match is not None and (path / "device").exists():
             minors.setdefault((path / "device").resolve(), {})[match[1]] = int(match[2])
@@ -113,7 +125,11 @@ def load(device: Path) -> DrmLoad:
     Reading some of these asks the GPU's firmware: not on every pass.
     """
     temperature, power = None, None
-    for hwmon in _entries(device / "hwmon"):
+    try:
+        monitors = _entries(device / "hwmon")
+    except FileError:
+        monitors = []
+    for hwmon in monitors:
         if temperature is None:
             temperature = _sensor(hwmon, "temp1_input")
         if power is None:
@@ -276,7 +292,11 @@ def _hexadecimal(path: Path) -> int:
 
 
 def _entries(directory: Path) -> list[Path]:
+    """What is in a directory; nothing where there is none. Raises FileError."""
     try:
         return sorted(directory.iterdir())
-    except OSError:
-        return []
+    except OSError as error:
+        problem = unreadable(directory, error)
+        if isinstance(problem, FileVanished):
+            return []
+        raise problem from error

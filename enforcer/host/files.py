@@ -28,13 +28,18 @@ class FileVanished(FileError):  # noqa: N818 - a state of the world, not a fault
     """The file is not there: the object went away, or this kernel does not have it."""
 
 
+def unreadable(path: Path | str, error: OSError) -> FileError:
+    """What it means that a file cannot be read: only FileVanished is absence."""
+    kind = FileVanished if error.errno in _GONE else FileError
+    return kind(f"{path}: cannot read: {error.strerror}")
+
+
 def read_text(path: Path) -> str:
     """The whole file; bytes that are not UTF-8 are kept as escapes."""
     try:
         return path.read_bytes().decode(errors="backslashreplace")
     except OSError as error:
-        kind = FileVanished if error.errno in _GONE else FileError
-        raise kind(f"{path}: cannot read: {error.strerror}") from error
+        raise unreadable(path, error) from error
 
 
 def read_line(path: Path) -> str:

@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from enforcer.host.files import FileError, FileVanished, optional, read_int, read_map
+from enforcer.host.files import FileError, FileVanished, optional, read_int, read_map, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,7 +58,11 @@ def topology(sys: Path) -> tuple[list[KfdNode], list[str]]:
     """
     nodes: list[KfdNode] = []
     problems: list[str] = []
-    for directory in _numbered(sys / "class/kfd/kfd/topology/nodes"):
+    try:
+        directories = _numbered(sys / "class/kfd/kfd/topology/nodes")
+    except FileError as error:
+        return [], [f"no GPU of KFD's can be seen: {error}"]
+    for directory in directories:
         try:
             nodes.append(_node(directory))
         except FileError as error:
@@ -172,9 +176,15 @@ def _local_memory(directory: Path) -> int | None:
 
 
 def _numbered(directory: Path) -> list[Path]:
-    """The subdirectories named by a number, in numeric order; none where there is no directory."""
+    """The subdirectories named by a number, in numeric order; none where there is no directory.
+
+    Raises FileError for one that cannot be listed.
+    """
     try:
         names = [path for path in directory.iterdir() if path.name.isdecimal()]
-    except OSError:
-        return []
+    except OSError as error:
+        problem = unreadable(directory, error)
+        if isinstance(problem, FileVanished):
+            return []
+        raise problem from error
     return sorted(names, key=lambda path: int(path.name))

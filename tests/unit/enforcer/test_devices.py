@@ -3,12 +3,13 @@ from pathlib import Path
 
 import pytest
 
+from enforcer import devices as module
 from enforcer.api.errors import UntoldError
 from enforcer.devices import Devices
 from enforcer.host.apart import Answer
 from enforcer.host.roots import Roots
 from enforcer.layers import KernelLayers
-from enforcer.model import DeviceTest, GpuLoad, Why
+from enforcer.model import DeviceTest, GpuLoad, HostSupport, Layer, LayerState, Why
 from tests.testbed.trees import GpuSpec, NodeSpec, write_cgroup, write_sys
 
 GPU = GpuSpec("0000:03:00.0", kfd_id=5, card=1, render=128, vram_used=4096)
@@ -67,19 +68,82 @@ def test_a_region_that_took_no_limit_is_never_claimed(roots: Roots) -> None:
     assert devices.dmem.reason is Why.NOT_IN_PLACE
 
 
-def test_a_gpu_without_a_region_is_the_reason(roots: Roots) -> None:
-    (roots.cgroup / "dmem.capacity").write_text("drm/0000:99:00.0/vram 4096\n")
+@pytest.mark.parametrize(
+    "capacity", [None, "", "drm/0000:00:02.0/vram0 4096\n", "drm/0000:03:00.0/gtt 4096\n"]
+)
+def test_a_gpu_without_a_region_is_the_reason(roots: Roots, capacity: str | None) -> None:
+    if capacity is not None:
+        (roots.cgroup / "dmem.capacity").write_text(capacity)
     devices = _devices(roots)
     devices.look(100)
     assert (devices.dmem_off, devices.dmem.reason) == (None, Why.NO_REGION)
 
 
-def test_a_capacity_that_cannot_be_read_is_a_problem(roots: Roots) -> None:
-    (roots.cgroup / "dmem.capacity").write_text("nonsense\n")
+def test_a_region_of_a_gpu_that_is_not_seen_is_no_gpu_without_a_region(roots: Roots) -> None:
+    (roots.cgroup / "dmem.capacity").write_text(f"{REGION} 4096\n")
+    node = roots.sys / "class/kfd/kfd/topology/nodes/1/gpu_id"
+    node.write_text("nonsense\n")
+    devices = _devices(roots)
+    devices.look(100)
+    assert (devices.gpus, devices.dmem.reason) == ((), Why.UNREAD)
+    assert not _can_hold_nothing(devices)
+    node.write_text("5\n")
+    devices.look(130)
+    assert devices.dmem.reason is Why.NOT_IN_PLACE
+
+
+@pytest.mark.parametrize("how", ["malformed", "unreadable"])
+def test_a_capacity_that_cannot_be_read_does_not_say_that_there_is_none(
+    roots: Roots, how: str
+) -> None:
+    capacity = roots.cgroup / "dmem.capacity"
+    if how == "malformed":
+        capacity.write_text("nonsense\n")
+    else:
+        capacity.symlink_to(capacity)
     devices = _devices(roots)
     devices.look(100)
     assert "dmem.capacity" in devices.problems[0]
-    assert len(devices.gpus) == 1
+    assert (devices.dmem_off, devices.dmem.reason) == (Why.UNREAD, Why.UNREAD)
+    assert not _can_hold_nothing(devices)
+    capacity.unlink()
+    devices.look(130)
+    assert devices.dmem.reason is Why.NO_REGION
+    assert _can_hold_nothing(devices)
+
+
+def test_regions_that_took_a_limit_stay_in_use_while_the_capacity_cannot_be_read(
+    roots: Roots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "probe_dmem", lambda _, regions: dict.fromkeys(regions))
+    capacity = roots.cgroup / "dmem.capacity"
+    capacity.write_text(f"{REGION} 4096\n")
+    devices = _devices(roots)
+    devices.look(100)
+    assert (devices.regions, devices.dmem.on) == ({GPU.bdf: REGION}, True)
+    capacity.unlink()
+    capacity.symlink_to(capacity)
+    devices.look(130)
+    assert (devices.regions, devices.dmem.on) == ({GPU.bdf: REGION}, True)
+    capacity.unlink()
+    devices.look(160)
+    assert (devices.regions, devices.dmem.reason) == ({}, Why.NO_REGION)
+
+
+def test_a_region_that_is_told_and_not_taken_is_no_gpu_without_a_region(
+    roots: Roots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = lambda _, regions: dict.fromkeys(regions, Why.NO_REGION)  # noqa: E731
+    monkeypatch.setattr(module, "probe_dmem", refused)
+    (roots.cgroup / "dmem.capacity").write_text(f"{REGION} 4096\n")
+    devices = _devices(roots)
+    devices.look(100)
+    assert devices.dmem.reason is Why.REFUSED
+
+
+def _can_hold_nothing(devices: Devices) -> bool:
+    gate = LayerState(Layer.GATE, Why.NOT_POSSIBLE)
+    return HostSupport(gate, devices.dmem, "none").kernel_can_hold_nothing
 
 
 def test_dmem_that_is_switched_off_is_not_tried(roots: Roots) -> None:

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import errno
 import json
 import os
 from contextlib import suppress
@@ -230,3 +231,26 @@ def test_an_emptied_checkpoint_is_believed(tmp_path: Path) -> None:
     checkpoint.read()
     write_checkpoint(path, [])
     assert checkpoint.read() == ([], [])
+
+
+@pytest.mark.parametrize("how", ["stat", "read_text"])
+def test_a_file_that_cannot_be_read_is_not_one_without_slices_and_is_read_when_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    path = tmp_path / "slices.json"
+    write_checkpoint(path, [make()])
+    reader = Checkpoint(path)
+
+    def broken(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, how, broken)
+        for _ in range(2):
+            slices, problems = reader.read()
+            assert slices == []
+            assert problems == [
+                f"{path}: cannot read: [Errno 5] Input/output error; "
+                "keeping the slices known before"
+            ]
+    assert reader.read() == ([make()], [])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from enforcer.cli import node
-from enforcer.model import MIB, ContainerKind, Share, Slice
+from enforcer.model import MIB, ContainerKind, Share, Slice, Why
 from enforcer.slices import FILE, write_checkpoint
 from tests.testbed.trees import (
     ContainerSpec,
@@ -82,6 +82,13 @@ def test_a_limit_of_dmem_counts_as_in_place_only_at_its_value(place: node.Place)
         "off: gate not loaded",
         "off: limit not read back",
     ]
+
+
+def test_a_capacity_that_cannot_be_read_is_not_one_without_regions(place: node.Place) -> None:
+    (place.roots.cgroup / "dmem.capacity").write_text("nonsense\n")
+    seen = node.read_node(place)
+    (row,) = [row for row in seen.containers if row.container]
+    assert (row.layers[1].reason, seen.support.dmem.reason) == (Why.UNREAD, Why.UNREAD)
 
 
 def test_a_socket_that_nobody_answers_is_said(place: node.Place) -> None:

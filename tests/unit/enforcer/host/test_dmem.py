@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -46,6 +47,17 @@ def test_a_missing_file_is_vanished(tmp_path: Path, read: object) -> None:
     assert callable(read)
     with pytest.raises(FileVanished):
         read(tmp_path / "gone")
+
+
+@pytest.mark.parametrize("read", [dmem.capacity, dmem.current, dmem.maximum, dmem.peak])
+def test_a_file_that_cannot_be_read_is_not_vanished(
+    tmp_path: Path, read: Callable[[Path], object]
+) -> None:
+    path = tmp_path / f"dmem.{read.__name__.replace('maximum', 'max')}"
+    path.symlink_to(path)
+    with pytest.raises(FileError, match=f"{path}: cannot read: Too many levels") as caught:
+        read(tmp_path)
+    assert not isinstance(caught.value, FileVanished)
 
 
 def test_bytes_that_are_no_text_are_an_error(tmp_path: Path) -> None:

@@ -126,6 +126,14 @@ def test_one_broken_device_costs_only_itself(tmp_path: Path, broken: int) -> Non
     assert f"0000:0{broken}:00.0" in problems[0]
 
 
+def test_devices_that_cannot_be_listed_are_told(tmp_path: Path) -> None:
+    entries = tmp_path / "class/drm"
+    entries.parent.mkdir()
+    entries.symlink_to(entries)
+    (problem,) = drm.devices(tmp_path)[1]
+    assert problem.startswith(f"no DRM device can be seen: {entries}: cannot read: Too many")
+
+
 def test_a_device_that_vanished_behind_its_link_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "class/drm").mkdir(parents=True)
     (tmp_path / "class/drm/card7").symlink_to("../../devices/gone/drm/card7")

@@ -17,6 +17,14 @@ def test_without_the_driver_there_are_no_nodes(tmp_path: Path) -> None:
     assert kfd.topology(tmp_path) == ([], [])
 
 
+def test_a_topology_that_cannot_be_listed_is_told(tmp_path: Path) -> None:
+    nodes = tmp_path / "class/kfd/kfd/topology/nodes"
+    nodes.parent.mkdir(parents=True)
+    nodes.symlink_to(nodes)
+    (problem,) = kfd.topology(tmp_path)[1]
+    assert problem.startswith(f"no GPU of KFD's can be seen: {nodes}: cannot read: Too many")
+
+
 def test_nodes_come_in_numeric_order(tmp_path: Path) -> None:
     gpus = tuple(
         GpuSpec(f"0000:{bus:02x}:00.0", kfd_id=bus, card=bus, render=128 + bus)
