@@ -285,6 +285,13 @@ def answer(item: Slice, devices: Sequence[Device], hook: Hook | None, run: Path)
     return replace(given, envs=envs, mounts=_hook_mounts(item, hook.directory, run))
 
 
+def gives_hook(given: Answer, item: Slice, hook: Hook, run: Path) -> bool:
+    """Whether what a container is given makes it load this hook with its own slice. Pure."""
+    return given.envs.items() >= hook.needed_envs().items() and set(given.mounts) >= set(
+        _hook_mounts(item, hook.directory, run)
+    )
+
+
 def whole_answer(chosen: Sequence[Device]) -> Answer:
     """What kubelet is to add to a container that has these GPUs to itself."""
     envs = {

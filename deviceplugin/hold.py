@@ -7,11 +7,15 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+from deviceplugin.allocate import gives_hook
+from deviceplugin.record import RecordError
 from enforcer.api.client import EnforcerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
+    from deviceplugin.allocate import Answer
     from deviceplugin.hook import Hook
     from deviceplugin.podresources import PodDevices
     from enforcer.api.client import Client
@@ -19,6 +23,7 @@ if TYPE_CHECKING:
 
 _PAUSE_SECONDS = 0.3
 _LEAST_SECONDS = 0.1
+_REMAKE = "a new pod is given it where it is installed: delete this one"
 
 _log = logging.getLogger(__name__)
 
@@ -75,14 +80,19 @@ class Holder:
         client: Client,
         image: Callable[[str, str], str],
         installed: Callable[[], Hook | None],
+        recorded: Callable[[str, str], Sequence[Answer]],
+        run: Path,
     ) -> None:
         """``image`` names that of a container, by UID of the pod and name; "" is not known.
 
-        ``installed`` looks for the hook on the node.
+        ``installed`` looks for the hook on the node; ``recorded`` tells what kubelet gives a
+        container, or raises RecordError; ``run`` is the enforcer's directory.
         """
         self._client = client
         self._image = image
         self._installed = installed
+        self._recorded = recorded
+        self._run = run
 
     def hold(self, items: Sequence[Slice], timeout: float) -> str | None:
         """None once every slice is held; else why one is not, after at most ``timeout`` seconds.
@@ -135,14 +145,25 @@ class Holder:
                 return why
         except EnforcerError as error:
             return f"{why}; whether the kernel could hold it is not known: {error}"
-        if not item.hook:
-            given = "whether it was given the hook is not known"
-            if item.hook is not None:
-                given = "it was given no hook, which was not installed"
-            return f"{why}; {given}"
-        if self._installed() is None:
-            return f"{why}; the hook that it was given is not installed any more"
-        return self._by_image(item, why, deadline)
+        lack = self._lack(item)
+        return self._by_image(item, why, deadline) if lack is None else f"{why}; {lack}"
+
+    def _lack(self, item: Slice) -> str | None:
+        """Why a container is not given the hook at this start; None if it is."""
+        if item.hook is False:
+            return f"it was given no hook, as there was none: {_REMAKE}"
+        hook = self._installed()
+        if hook is None:
+            return "the hook is not installed any more: see `ringfence doctor` for what is missing"
+        if item.hook is None:
+            # The slice of a pod that an older plugin served, or whose checkpoint was lost.
+            try:
+                given = self._recorded(item.pod_uid, item.container)
+            except RecordError as error:
+                return f"whether it was given the hook is not known: {error}: {_REMAKE}"
+            if not any(gives_hook(one, item, hook, self._run) for one in given):
+                return f"kubelet gives it no hook of this installation: {_REMAKE}"
+        return None
 
     def _by_image(self, item: Slice, why: str, deadline: float) -> str | None:
         """None if the container's image loads the hook. Raises _NoImageError."""

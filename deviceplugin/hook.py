@@ -36,17 +36,19 @@ class Hook:
         return tuple(name for name in (AUDITOR, TOOL) if not _is_object(self.directory / name))
 
     def envs(self) -> Mapping[str, str]:
-        """The variables by which a process of the container loads it."""
-        envs = {
+        """The variables that a container is given with it."""
+        envs = self.needed_envs()
+        return {**envs, "LIBHIP_LOG_LEVEL": str(self.log_level)} if self.log_level else envs
+
+    def needed_envs(self) -> Mapping[str, str]:
+        """Of these, the ones by which a process of the container loads it."""
+        return {
             "LD_AUDIT": str(IN_CONTAINER / AUDITOR),
             "HSA_TOOLS_LIB": str(IN_CONTAINER / TOOL),
             "GLIBC_TUNABLES": TLS_TUNABLE,
             # Otherwise ROCr skips our tools library once a rocprofiler-sdk tool has registered.
             "HSA_TOOLS_ROCPROFILER_V1_TOOLS": "1",
         }
-        if self.log_level:
-            envs["LIBHIP_LOG_LEVEL"] = str(self.log_level)
-        return envs
 
 
 def _is_object(path: Path) -> bool:

@@ -24,6 +24,7 @@ from deviceplugin.podevents import PodEvents
 from deviceplugin.podresources import read_pod_resources
 from deviceplugin.pods import PodCache
 from deviceplugin.reap import Reaper
+from deviceplugin.record import recorded
 from deviceplugin.registration import register_all
 from deviceplugin.release import Release
 from deviceplugin.scheduled import Scheduled
@@ -155,7 +156,13 @@ def _work(arguments: argparse.Namespace, stopping: threading.Event, api: ApiServ
             hook=hook,
             run_dir=arguments.socket.parent,
         )
-        holder = Holder(client, cache.image, hook.look)
+        holder = Holder(
+            client,
+            cache.image,
+            hook.look,
+            partial(recorded, arguments.kubelet_dir / "device-plugins"),
+            arguments.socket.parent,
+        )
         parts.append(release)
 
     groups = Groups(arguments.dev, lambda: offer.devices)

@@ -113,9 +113,44 @@ def test_without_a_kernel_layer_the_image_decides_at_every_start(bench: Bench) -
             bench.kubelet.start_container(uid, "app")
         enforcer.images = {"rocm/dev": replace(musl, libc="glibc", tool_loads=True)}
         (bench.root / "hook/libringfence-hsa.so").unlink()
-        with pytest.raises(StartError, match="the hook that it was given is not installed any"):
+        with pytest.raises(StartError, match="the hook is not installed any more"):
             bench.kubelet.start_container(uid, "app")
     assert "the hook alone holds it, in image rocm/dev" in bench.log
+
+
+@pytest.mark.parametrize("hooked", [True, False])
+def test_without_a_kernel_layer_kubelets_record_knows_the_hook_where_the_checkpoint_was_lost(
+    bench: Bench, hooked: bool
+) -> None:
+    def install() -> None:
+        (bench.root / "hook").mkdir()
+        for name in ("libringfence-audit.so", "libringfence-hsa.so"):
+            (bench.root / "hook" / name).write_bytes(b"\x7fELF")
+
+    if hooked:
+        install()
+    process = bench.start()
+    pod = bench.bind("one", f"{bench.gpu_ids()[0]},T,4096,76:;")
+    bench.admit(pod)
+    bench.wait_phase("one", "success")
+    bench.wait_unlocked()
+    bench.kill(process)
+    (bench.root / "state/slices.json").unlink()
+    if not hooked:
+        install()
+    bench.start()
+    eventually(lambda: len(bench.slices) == 1)
+    assert bench.slices[0].hook is None
+    uid = pod["metadata"]["uid"]
+    with enforcing(bench, LayerState(Layer.GATE, Why.NOT_POSSIBLE)) as enforcer:
+        enforcer.images = {
+            "rocm/dev": ImageLibc("glibc", "2.36", tool_loads=True, auditor_loads=True)
+        }
+        if hooked:
+            bench.kubelet.start_container(uid, "app")
+        else:
+            with pytest.raises(StartError, match="kubelet gives it no hook of this installation"):
+                bench.kubelet.start_container(uid, "app")
 
 
 def test_fail_open_starts_it_and_logs_why(bench: Bench) -> None:

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from deviceplugin.allocate import Answer, answer
 from deviceplugin.hold import Holder, holders_of, mistaken, slices_to_hold
 from deviceplugin.hook import Hook
+from deviceplugin.record import RecordError
 from enforcer.api.client import Client
 from enforcer.api.errors import NotFoundError
 from enforcer.api.server import Server
@@ -28,10 +30,10 @@ from enforcer.model import (
     Why,
 )
 
-from .given import BDF, OTHER, slice_of
+from .given import BDF, OTHER, device, slice_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from deviceplugin.podresources import PodDevices
 
@@ -41,6 +43,7 @@ NO_LAYER = HostSupport(
 GLIBC = ImageLibc("glibc", "2.36", tool_loads=True, auditor_loads=True)
 MUSL = ImageLibc("musl", "", tool_loads=False, auditor_loads=False, notes=("musl: no auditor",))
 INSTALLED = Hook(Path("/hook"))
+RUN = Path("/run/ringfence")
 ON = LayerState(Layer.GATE)
 OFF = LayerState(Layer.DMEM, "no dmem region for this GPU")
 
@@ -76,6 +79,20 @@ class Enforcer:
         return self.libc
 
 
+def not_recorded(*_: str) -> list[Answer]:
+    raise RecordError("the record: cannot read")
+
+
+def made(
+    client: Client,
+    *,
+    image: Callable[[str, str], str] = lambda *_: "debian:12",
+    installed: Hook | None = INSTALLED,
+    recorded: Callable[[str, str], list[Answer]] = not_recorded,
+) -> Holder:
+    return Holder(client, image, lambda: installed, recorded, RUN)
+
+
 @pytest.fixture
 def enforcer(tmp_path: Path) -> Iterator[Enforcer]:
     one = Enforcer()
@@ -88,7 +105,7 @@ def enforcer(tmp_path: Path) -> Iterator[Enforcer]:
 @pytest.fixture
 def holder(tmp_path: Path) -> Iterator[Holder]:
     with Client(tmp_path / "enforcer.sock") as client:
-        yield Holder(client, lambda *_: "debian:12", lambda: INSTALLED)
+        yield made(client)
 
 
 def test_a_slice_is_held_by_any_layer_the_tenant_cannot_reach(
@@ -234,15 +251,63 @@ def test_a_container_must_have_been_given_the_hook_and_have_an_image(
     bare.libc = GLIBC
     without = replace(slice_of(), hook=False)
     assert "it was given no hook" in (holder.hold([without], 5) or "")
-    unknown = replace(slice_of(), hook=None)
-    assert "whether it was given the hook is not known" in (holder.hold([unknown], 5) or "")
     with Client(tmp_path / "enforcer.sock") as client:
-        nameless = Holder(client, lambda *_: "", lambda: INSTALLED)
+        nameless = made(client, image=lambda *_: "")
         assert "its image is not known" in (nameless.hold([hooked()], 5) or "")
         bare.libc = GLIBC
-        gone = Holder(client, lambda *_: "debian:12", lambda: None)
+        gone = made(client, installed=None)
         assert "is not installed any more" in (gone.hold([hooked()], 5) or "")
     assert bare.images == []
+
+
+def given(hook: Hook | None = INSTALLED, run: Path = RUN, name: str = "app") -> Answer:
+    return answer(slice_of(name), [device()], hook, run)
+
+
+OTHERS_SLICE = given(name="other")
+
+
+@pytest.mark.parametrize(
+    ("answers", "starts"),
+    [
+        ([given()], True),
+        ([given(Hook(Path("/hook"), log_level=4))], True),
+        # For another resource it was given no hook.
+        ([given(None), given()], True),
+        ([], False),
+        ([given(None)], False),
+        ([given(Hook(Path("/elsewhere")))], False),
+        ([replace(given(), envs=given(None).envs)], False),
+        ([replace(given(), mounts=given().mounts[:-1])], False),
+        ([OTHERS_SLICE], False),
+        # HAMi's plugin has a hook of its own.
+        ([Answer({"LD_PRELOAD": "/usr/local/vgpu/libvgpu.so"}, ())], False),
+    ],
+)
+def test_where_it_is_not_known_kubelets_record_says_whether_it_was_given_the_hook(
+    bare: Enforcer, tmp_path: Path, answers: list[Answer], starts: bool
+) -> None:
+    bare.libc = GLIBC
+    asked: list[tuple[str, ...]] = []
+
+    def recorded(*about: str) -> list[Answer]:
+        asked.append(about)
+        return answers
+
+    with Client(tmp_path / "enforcer.sock") as client:
+        why = made(client, recorded=recorded).hold([slice_of()], 5)
+    assert asked == [("uid-pod", "app")]
+    assert (why is None) == starts
+    assert starts or "kubelet gives it no hook of this installation: a new pod" in (why or "")
+
+
+def test_where_kubelets_record_is_not_known_either_it_does_not_start_and_says_what_to_do(
+    bare: Enforcer, holder: Holder
+) -> None:
+    bare.libc = GLIBC
+    why = holder.hold([slice_of()], 5) or ""
+    assert "whether it was given the hook is not known: the record: cannot read: " in why
+    assert why.endswith("delete this one")
 
 
 @pytest.mark.parametrize("layer", ["gate", "dmem"])
@@ -259,7 +324,7 @@ def test_every_container_needs_an_image_that_loads_the_hook(bare: Enforcer, tmp_
     names = {"app": "debian:12", "side": ""}
     bare.libc = GLIBC
     with Client(tmp_path / "enforcer.sock") as client:
-        holder = Holder(client, lambda _, container: names[container], lambda: INSTALLED)
+        holder = made(client, image=lambda _, container: names[container])
         why = holder.hold([hooked("app"), hooked("side")], 5) or ""
     assert why.startswith("pod default/pod, container side: ")
 
@@ -290,7 +355,7 @@ def test_an_init_container_does_not_wait_for_the_image_of_what_follows_it(
 ) -> None:
     bare.libc = GLIBC
     with Client(tmp_path / "enforcer.sock") as client:
-        holder = Holder(client, lambda _, container: container, lambda: INSTALLED)
+        holder = made(client, image=lambda _, container: container)
         items = [hooked("init"), hooked("app")]
         for absent in ("app", "init"):
             bare.absent = {absent}

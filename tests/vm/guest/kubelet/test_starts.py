@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from deviceplugin.hook import AUDITOR, IN_CONTAINER, TOOL
+from deviceplugin.allocate import gives_hook
+from deviceplugin.hook import AUDITOR, IN_CONTAINER, TOOL, Hook
+from deviceplugin.record import recorded
 from enforcer.api.client import Client, EnforcerError
 from enforcer.model import MIB
 from tests.vm.guest.kubelet import image
 from tests.vm.guest.kubelet.cluster import container, is_held, leaves_nothing
+from tests.vm.guest.kubelet.node import KUBELET_DIR
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,6 +63,13 @@ def test_a_container_starts_only_if_something_will_hold_its_slice(
     main = container("main", 1) | {"image": image.GLIBC}
     dynamic = cluster.running(cluster.admitted("dynamic", cluster.share(0, 64, 16), main))
     assert dynamic.environment()["LD_AUDIT"] == str(IN_CONTAINER / AUDITOR)
+    # The plugin can read in kubelet's own record what it gives the container at every start.
+    (given,) = recorded(
+        KUBELET_DIR / "device-plugins", str(dynamic.pod["metadata"]["uid"]), dynamic.name
+    )
+    hook = Hook(cluster.hook)
+    (one,) = [one for one in cluster.slices() if one.pod == "dynamic"]
+    assert gives_hook(given, one, hook, _SOCKET.parent)
     cluster.start_refused("static", f"{image.NAME} cannot load the hook: no C library")
     with Client(_SOCKET) as client:
         found = client.image_libc("", "", image.GLIBC, timeout=60)
