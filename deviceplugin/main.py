@@ -7,6 +7,7 @@ import logging
 import signal
 import sys
 import threading
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -41,7 +42,7 @@ from enforcer.slices import FILE, CheckpointError
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
     from typing import IO
 
@@ -100,20 +101,28 @@ def run(arguments: argparse.Namespace, stopping: threading.Event) -> int:
     if not arguments.node_name:
         raise _StartError("expected the node's name in --node-name or NODE_NAME, found none")
     api = _connect(arguments)
-    lock = _lock(arguments.state_dir, stopping)
-    if lock is None:
-        return 0
-    with lock:
-        return _work(arguments, stopping, api)
+    pod_events = PodEvents(api)
+    with Client(arguments.socket) as client:
+        roots = Roots(sys=arguments.sys, dev=arguments.dev)
+        source = GpuSource(roots, client, pod_events.see)
+        lock = _lock(arguments.state_dir, stopping, source.learn, arguments.health_pulse)
+        if lock is None:
+            return 0
+        with lock:
+            return _work(arguments, stopping, api, client, source, pod_events)
 
 
-def _work(arguments: argparse.Namespace, stopping: threading.Event, api: ApiServer) -> int:
+def _work(
+    arguments: argparse.Namespace,
+    stopping: threading.Event,
+    api: ApiServer,
+    client: Client,
+    source: GpuSource,
+    pod_events: PodEvents,
+) -> int:
     """Wire the parts together, and keep them going."""
     checkpoint = _checkpoint(arguments.state_dir)
     cache = PodCache(api)
-    client = Client(arguments.socket)
-    pod_events = PodEvents(api)
-    source = GpuSource(Roots(sys=arguments.sys, dev=arguments.dev), client, pod_events.see)
     configured = terms(arguments)
 
     def current_terms() -> tuple[Terms, tuple[str, ...]]:
@@ -222,7 +231,6 @@ def _work(arguments: argparse.Namespace, stopping: threading.Event, api: ApiServ
     for part in reversed(parts):
         part.stop()
     cache.stop()
-    client.close()
     return 1 if broken.is_set() else 0
 
 
@@ -240,18 +248,25 @@ def _connect(arguments: argparse.Namespace) -> ApiServer:
         ) from error
 
 
-def _lock(directory: Path, stopping: threading.Event) -> IO[bytes] | None:
+def _lock(
+    directory: Path, stopping: threading.Event, learn: Callable[[], None], seconds: float
+) -> IO[bytes] | None:
     """The state directory's lock; None if this process was told to leave before it got it.
 
     Each plugin keeps the slices in memory and writes the whole checkpoint, so of two, as an update
-    has them for a while, one would drop what the other gave out. The later one stands in line.
+    has them for a while, one would drop what the other gave out. The later one stands in line, and
+    every ``seconds`` calls ``learn``.
     """
     waiting = False
+    due = float("-inf")
     while not stopping.is_set():
         try:
             directory.mkdir(parents=True, exist_ok=True)
             return hold(directory / _LOCK)
         except HeldError as error:
+            if time.monotonic() >= due:
+                learn()
+                due = time.monotonic() + seconds
             if not waiting:
                 waiting = True
                 _log.info("waiting for the other device plugin of this node to end: %s", error)

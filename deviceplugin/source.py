@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -49,14 +50,9 @@ class GpuSource:
         problems: list[str] = []
         silence = ""
         try:
-            snapshot = self._client.snapshot(_SNAPSHOT_SECONDS)
+            self._show(self._ask())
         except EnforcerError as error:
             silence = f"the enforcer says nothing of the GPUs: {error}"
-        else:
-            self._told = snapshot.gpus
-            self._ill = {one.bdf: one.reason for one in snapshot.health if not one.healthy}
-            self._show(snapshot)
-            self._test()
         # Where it sees GPUs it sees all there are: they need not be read twice.
         if silence or not self._told:
             here, problems = read_inventory(self._roots)
@@ -66,6 +62,15 @@ class GpuSource:
         found = {(gpu.bdf, gpu.render): gpu for gpu in (*here, *self._told)}
         self._found = tuple(found.values())
         return list(found.values()), problems
+
+    def learn(self) -> None:
+        """Ask the enforcer, and show nobody: for a plugin that is not at work yet.
+
+        An update ends plugin and enforcer at once. The next plugin is at work in a moment, the next
+        enforcer tells of GPUs only when all is in the kernel, and until then those here are known.
+        """
+        with suppress(EnforcerError):
+            self._ask()
 
     def ailing(self) -> Mapping[str, str]:
         """Why a GPU is not fit to be used, by its key or its PCI address; as of the last ``read``.
@@ -78,6 +83,14 @@ class GpuSource:
                 if name in self._shut:
                     ailing[gpu_key(gpu)] = self._shut[name]
         return ailing
+
+    def _ask(self) -> Snapshot:
+        """Take in what the enforcer says. Raises EnforcerError."""
+        snapshot = self._client.snapshot(_SNAPSHOT_SECONDS)
+        self._told = snapshot.gpus
+        self._ill = {one.bdf: one.reason for one in snapshot.health if not one.healthy}
+        self._test()
+        return snapshot
 
     def _test(self) -> None:
         if self._looks_left and not self._shut:

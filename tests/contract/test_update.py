@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from enforcer.api.server import Server
 from tests.contract.conftest import RESOURCE, eventually
 from tests.contract.peers.allocatable import Allocatable
 from tests.contract.peers.kubelet import Second
+from tests.contract.test_health import Enforcer
 
 if TYPE_CHECKING:
     from tests.contract.conftest import Bench
@@ -36,16 +38,23 @@ def test_the_second_waits_for_the_first_and_knows_what_it_gave(bench: Bench) -> 
 
 
 @pytest.mark.parametrize("second", Second)
-def test_under_every_kubelet_the_second_has_the_devices_and_keeps_them(
+def test_under_every_kubelet_the_second_has_the_devices_at_once_and_keeps_them(
     bench: Bench, second: Second
 ) -> None:
+    """As in containers, to which KFD shows no GPU: they know of them from the enforcer alone."""
+    server = Server(Enforcer(bench.root), bench.root / "enforcer.sock")
+    server.start()
     bench.kubelet.second = second
-    first = bench.start()
+    (bench.root / "nothing").mkdir()
+    container = f"--sys={bench.root / 'nothing'}"
+    first = bench.start(container)
     gap = Allocatable(bench.kubelet, RESOURCE)
     gap.start()
-    bench.start(wait=False)
+    bench.start(container, wait=False)
     eventually(lambda: "waiting for the other device plugin" in bench.log, timeout=60)
     assert gap.seconds == 0
+    # An update ends both at once, and the next enforcer needs longer.
+    server.stop()
     assert bench.terminate(first) == 0
     bench.kubelet.wait_registrations(2, timeout=60)
     eventually(lambda: healthy(bench), timeout=60)

@@ -58,6 +58,22 @@ def test_the_enforcer_sees_gpus_that_this_process_may_not(tmp_path: Path) -> Non
         assert [one.bdf for one in source.read()[0]] == [OTHER]
 
 
+def test_what_was_learned_before_work_stays_and_was_shown_to_nobody(tmp_path: Path) -> None:
+    shown: list[Snapshot] = []
+    with TellingClient(tmp_path / "none") as client:
+        source = GpuSource(Roots(sys=tmp_path), client, shown.append)
+        source.learn()
+        client.gpus = (gpu(), gpu(OTHER))
+        client.health = (GpuHealth(BDF, False, "being reset: a hang"), GpuHealth(OTHER, True))
+        client.shut = {f"/dev/dri/renderD{gpu(OTHER).render}": "Input/output error"}
+        source.learn()
+        assert shown == []
+        client.gpus = None
+        assert [one.bdf for one in source.read()[0]] == [BDF, OTHER]
+        assert set(source.ailing()) >= {BDF}
+        assert len(source.ailing()) == 2
+
+
 def test_what_the_kernel_tells_of_a_gpu_is_believed_until_it_tells_otherwise(
     tmp_path: Path,
 ) -> None:
