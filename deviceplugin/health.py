@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from deviceplugin.terms import Terms
     from enforcer.model import Gpu
 
+_SOON_SECONDS = 1.0
+
 _log = logging.getLogger(__name__)
 
 
@@ -48,18 +50,20 @@ class Offer:
         seconds: float,
         on_change: Callable[[], None],
         ailing: Callable[[], Mapping[str, str]] = dict,
+        soon: Callable[[], bool] = bool,
     ) -> None:
         """``read`` gives the GPUs and the problems, ``terms`` how they are offered, and problems.
 
         ``ailing`` gives those that are there and unhealthy, by a device's key or a GPU's PCI
-        address, and why. All are
-        called every ``seconds``.
+        address, and why. All are called every ``seconds``, and every second while it is ``soon``
+        that there may be more to see.
         """
         self._on_change = on_change
         self._read = read
         self._terms = terms
         self._ailing = ailing
         self._seconds = seconds
+        self._soon = soon
         self._changed = threading.Condition()
         self._devices: tuple[Device, ...] = ()
         self._problems: tuple[str, ...] = ()
@@ -125,11 +129,14 @@ class Offer:
         self._on_change()
 
     def _run(self) -> None:
-        while not self._stopping.wait(self._seconds):
+        while not self._stopping.wait(self._pause()):
             try:
                 self.look()
             except OSError as error:
                 _log.warning("inventory: %s; the last one stays", error)
+
+    def _pause(self) -> float:
+        return min(_SOON_SECONDS, self._seconds) if self._soon() else self._seconds
 
 
 def _log_changes(before: Sequence[Device], after: Sequence[Device]) -> None:

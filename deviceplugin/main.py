@@ -136,6 +136,7 @@ def _work(
         arguments.health_pulse,
         cache.wake,
         lambda: {**exporter.ailing(), **source.ailing()},
+        lambda: source.in_the_dark,
     )
     events = Events(api, cache, offer)
     pod_resources = arguments.kubelet_dir / "pod-resources" / "kubelet.sock"

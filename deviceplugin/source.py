@@ -43,6 +43,12 @@ class GpuSource:
         self._ill: Mapping[str, str] = {}
         self._shut: Mapping[str, str] = {}
         self._looks_left = 0
+        self._in_the_dark = False
+
+    @property
+    def in_the_dark(self) -> bool:
+        """No GPU in sight here, and no enforcer that would say whether there is one."""
+        return self._in_the_dark
 
     def read(self) -> tuple[list[Gpu], list[str]]:
         """The GPUs, and one line for each problem."""
@@ -56,8 +62,9 @@ class GpuSource:
         # Where it sees GPUs it sees all there are: they need not be read twice.
         if silence or not self._told:
             here, problems = read_inventory(self._roots)
+        self._in_the_dark = bool(silence) and not (here or self._told)
         if silence:
-            seen = "" if here or self._told else "no GPU in sight here, and "
+            seen = "no GPU in sight here, and " if self._in_the_dark else ""
             problems.append(f"{seen}{silence}")
         found = {(gpu.bdf, gpu.render): gpu for gpu in (*here, *self._told)}
         self._found = tuple(found.values())

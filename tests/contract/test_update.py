@@ -64,6 +64,19 @@ def test_under_every_kubelet_the_second_has_the_devices_at_once_and_keeps_them(
     print(f"{second.value}: no GPU allocatable for {gap.finish():.2f} s")
 
 
+def test_one_that_is_there_before_its_enforcer_does_not_wait_for_the_next_look(
+    bench: Bench,
+) -> None:
+    enforcer = Enforcer(bench.root)
+    (bench.root / "nothing").mkdir()
+    bench.start(f"--sys={bench.root / 'nothing'}", "--health-pulse=600", wait=False)
+    eventually(lambda: "no GPU in sight here, and the enforcer says nothing" in bench.log, 60)
+    server = Server(enforcer, bench.root / "enforcer.sock")
+    server.start()
+    eventually(lambda: healthy(bench), timeout=60)
+    server.stop()
+
+
 def healthy(bench: Bench) -> bool:
     devices = bench.kubelet.wait_devices(RESOURCE, lambda _: True)
     return "Healthy" in devices.values()
