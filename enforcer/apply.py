@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Protocol, assert_never
 
 from bpf.libbpf import BpfError
 from enforcer.host import dmem
-from enforcer.host.cgroups import ControllerNames, CoreFiles, Directory, subtree_controllers
+from enforcer.host.cgroups import (
+    ControllerNames,
+    CoreFiles,
+    Directory,
+    subtree_controllers,
+    walk,
+)
 from enforcer.host.files import FileError, FileVanished
 from enforcer.model import Why, pci_key
 from enforcer.plan import (
@@ -47,6 +53,9 @@ _REASONS = {
     errno.E2BIG: Why.MAP_FULL,
     errno.ENOSPC: Why.MAP_FULL,
 }
+
+_NOT_THERE = frozenset({None, Why.VANISHED, Why.NO_CONTROLLER, Why.NO_REGION})
+"""What can have come of a limit that is not there any more."""
 
 
 class GateMaps(Protocol):
@@ -99,6 +108,20 @@ def probe_dmem(root: Path, regions: Mapping[str, str]) -> dict[str, Why | None]:
         # Whoever made a cgroup in it keeps the next probe from nothing.
         with suppress(OSError):
             scratch.rmdir()
+
+
+def lift_dmem(root: Path, regions: Mapping[str, str]) -> list[str]:
+    """Take every limit on ``{bdf: region}`` from the pods and containers there are.
+
+    A line for each that stays. Nobody else limits them there.
+    """
+    tree = walk(root)
+    paths = [pod.path for pod in tree.pods] + [one.path for one in tree.containers]
+    actions = [
+        SetDmem(path, bdf, region, None) for path in paths for bdf, region in regions.items()
+    ]
+    failed = [one for one in apply(actions, None, root) if one.why not in _NOT_THERE]
+    return [*tree.problems, *(f"{one.action}: {one.detail or one.why}" for one in failed)]
 
 
 def _apply(action: Action, gate: GateMaps | None, root: Path) -> Outcome:

@@ -21,8 +21,11 @@ import bpf
 from bpf.decode import Policy
 from bpf.libbpf import BpfError
 from enforcer import layers, slices
+from enforcer.apply import lift_dmem
 from enforcer.devices import DEVICE
+from enforcer.host import cgroups, dmem, driver
 from enforcer.host.apart import Apart
+from enforcer.host.files import FileError
 from enforcer.host.lock import HeldError, hold, wait_to_hold
 from enforcer.host.nodes import test_device
 from enforcer.host.roots import Roots
@@ -64,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
         _log.info("stopped while waiting; the other enforcer goes on")
         return 0
     with lock:
-        return _unload(options.bpffs) if options.unload else _run(options, stop)
+        return _unload(options) if options.unload else _run(options, stop)
 
 
 def _lock(options: argparse.Namespace, stop: threading.Event) -> IO[bytes] | None:
@@ -209,14 +212,25 @@ def _serve_metrics(options: argparse.Namespace, enforcer: Enforcer) -> Callable[
         return lambda: None
 
 
-def _unload(bpffs: Path) -> int:
+def _unload(options: argparse.Namespace) -> int:
     try:
-        layers.unload(bpffs)
-    except (BpfError, OSError) as error:
-        _log.error("%s", error)
-        return 1
-    _log.info("nothing of the gate or the ledger is left; dmem limits stay")
-    return 0
+        layers.unload(options.bpffs)
+        problems = _lift_dmem(options.cgroup_root, driver.devices(options.sys) or frozenset())
+    except (BpfError, OSError, FileError) as error:
+        problems = [str(error)]
+    for problem in problems:
+        _log.error("%s", problem)
+    if not problems:
+        _log.info("nothing of the gate or the ledger is left, and no limit of dmem")
+    return int(bool(problems))
+
+
+def _lift_dmem(mount: Path, bdfs: frozenset[str]) -> list[str]:
+    try:
+        root = cgroups.cgroup2_root(mount)
+    except cgroups.NoCgroup2Error:
+        return []
+    return lift_dmem(root, dmem.regions(dmem.capacity(root), bdfs))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -306,7 +320,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--node-name", default=os.environ.get("NODE_NAME", ""), help="this node, for labels")
     add("--once", action="store_true", help="one pass, then leave")
-    add("--unload", action="store_true", help="remove the gate and the ledger, then leave")
+    add(
+        "--unload",
+        action="store_true",
+        help="remove the gate and the ledger, lift dmem's limits of all pods, then leave; what is "
+        "in --state-dir and beside --socket stays, and dmem stays enabled for the pods' cgroups",
+    )
     return parser
 
 

@@ -17,12 +17,18 @@ _DRIVER = "bus/pci/drivers/amdgpu"
 _BDF = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
+def devices(sys: Path) -> frozenset[str] | None:
+    """PCI addresses of the driver's devices; None where there is no driver."""
+    try:
+        names = os.listdir(sys / _DRIVER)  # noqa: PTH208
+    except OSError:
+        return None
+    return frozenset(filter(_BDF.fullmatch, names))
+
+
 def idle(sys: Path) -> bool:
     """True if the driver is there and has no device: the administrator may want to reload it."""
-    try:
-        return not any(_BDF.fullmatch(name) for name in os.listdir(sys / _DRIVER))  # noqa: PTH208
-    except OSError:
-        return False
+    return devices(sys) == frozenset()
 
 
 def builtin_majors(sys: Path) -> frozenset[int]:

@@ -63,6 +63,8 @@ def test_the_programs_are_taken_out_first_by_the_enforcers_own_word() -> None:
     options = enforcer_parser().parse_args([*command[2:], *steps()["unload"]["args"]])
     assert options.unload
     assert str(options.bpffs) == "/sys/fs/bpf/ringfence"
+    seen = {mount["mountPath"] for mount in steps()["unload"]["volumeMounts"]}
+    assert seen == {"/sys/fs/bpf", str(options.cgroup_root), str(options.socket.parent)}
 
 
 def test_then_what_is_in_our_directories_goes_and_nothing_beside(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bpf.libbpf import BpfError
-from enforcer.apply import apply, probe_dmem
+from enforcer.apply import apply, lift_dmem, probe_dmem
 from enforcer.model import Limit, Why, pci_key
 from enforcer.plan import (
     DeleteGate,
@@ -267,6 +267,24 @@ def test_a_scratch_cgroup_that_cannot_be_removed_spoils_no_probe(tmp_path: Path)
     (tmp_path / "ringfence-probe/of-somebody").mkdir(parents=True)
     for _ in range(2):
         assert probe_dmem(tmp_path, {GPU: REGION}) == {GPU: Why.NO_CONTROLLER}
+
+
+def test_every_pods_and_containers_limit_is_lifted_and_no_one_elses(tmp_path: Path) -> None:
+    other = "drm/0000:44:00.0/vram"
+    pod = tmp_path / f"kubepods.slice/pod{'a' * 32}"
+    container, stranger = pod / ("b" * 64), tmp_path / "system.slice"
+    for path in (pod, container, stranger):
+        path.mkdir(parents=True)
+        (path / "dmem.max").write_text(f"{REGION} 4096\n")
+    assert lift_dmem(tmp_path, {GPU: REGION}) == []
+    assert (pod / "dmem.max").read_text() == f"{REGION} max"
+    assert (container / "dmem.max").read_text() == f"{REGION} max"
+    assert (stranger / "dmem.max").read_text() == f"{REGION} 4096\n"
+    (container / "dmem.max").unlink()
+    (pod / "dmem.max").write_text("nonsense\n")
+    (problem,) = lift_dmem(tmp_path, {GPU: REGION, "0000:44:00.0": other})[:1]
+    assert "dmem.max" in problem
+    assert "nonsense" in problem
 
 
 class TestKill:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from enforcer.model import MIB
 from tests.vm.guest.node import Pods, slice_of
-from tests.vm.guest.services import CGROUP, Enforcer, gate_limit, ledger, wait_for
-from tests.vm.guest.test_limit import fill, held, tenant
+from tests.vm.guest.services import CGROUP, Enforcer, dmem_max, gate_limit, ledger, wait_for
+from tests.vm.guest.test_limit import fill, has_region, held, tenant
 
 if TYPE_CHECKING:
     from enforcer.model import Gpu
@@ -99,8 +99,13 @@ def test_a_checkpoint_of_garbage_changes_no_limit(enforcer: Enforcer, pods: Pods
 
 def test_unload_leaves_nothing_behind(enforcer: Enforcer, pods: Pods, gpu: Gpu) -> None:
     one = tenant(pods, enforcer, gpu, 64)
+    groups = [one.pod.path, one.container.path]
     assert enforcer.stop() == 0
+    if has_region(gpu):
+        assert None not in [dmem_max(path, gpu.bdf) for path in groups]
     enforcer.unload()
     pins = CGROUP.parent / "bpf"
     assert not [path for path in pins.rglob("*") if "ringfence" in str(path)]
-    one.client.gem_create(65 * MIB)
+    assert [dmem_max(path, gpu.bdf) for path in groups] == [None, None]
+    # More than the slice and dmem's room for page tables, and not spilled to system memory.
+    one.client.kfd_alloc(gpu, 128 * MIB)
