@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,17 +11,13 @@ import pytest
 
 from enforcer.api.client import Client
 from enforcer.host.drm import instance
-from enforcer.model import MIB
-from tests.vm.guest.services import Enforcer, ledger, wait_for
-from tests.vm.guest.test_gate_reload import LOAD
-from tests.vm.guest.test_limit import tenant
+from tests.vm.guest.services import Enforcer, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from enforcer.model import Gpu, GpuHealth
     from tests.vm.guest.conftest import Switch
-    from tests.vm.guest.node import Pods
 
 _SOCKET = Path("/run/ringfence/enforcer.sock")
 _DEBUG = Path("/sys/kernel/debug/amdgpu")
@@ -178,22 +173,3 @@ def test_a_gpu_that_its_driver_lets_go_of_is_gone_until_it_is_bound_again(gpus: 
         (_DRIVER / "bind").write_text(gpu.bdf)
     become("it to be back", gpu, lambda one: one.healthy)
     assert instance(Path("/sys/bus/pci/devices") / gpu.bdf) not in (None, before)
-
-
-def test_the_driver_can_be_reloaded_when_its_gpus_were_taken_from_it(
-    listening: Enforcer, pods: Pods, gpu: Gpu, gpus: list[Gpu]
-) -> None:
-    for one in gpus:
-        (_DRIVER / "unbind").write_text(one.bdf)
-    wait_for("the module to be free", _unloaded, 60)
-    subprocess.run(["sh", "-c", LOAD], check=True)
-    for one in gpus:
-        become("it to be back", one, lambda health: health.healthy)
-    box = tenant(pods, listening, gpu, 64)
-    wait_for("the ledger to be back", lambda: box.client.refused("gem-create 4096 vram") == "", 60)
-    assert box.client.refused(f"kfd-alloc {gpu.kfd_id} {64 * MIB}") == "ENOMEM"
-    assert ledger(box.container.cgroup_id, gpu.bdf).resident == 4096
-
-
-def _unloaded() -> bool:
-    return subprocess.run(["rmmod", "amdgpu"], check=False, capture_output=True).returncode == 0

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The driver is reloaded under a running enforcer, by the very lines that the page on it has."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from textwrap import dedent
+from typing import TYPE_CHECKING
+
+from enforcer.model import MIB
+from tests.vm.guest.services import ledger, wait_for
+from tests.vm.guest.test_gate_reload import LOAD
+from tests.vm.guest.test_limit import tenant
+
+if TYPE_CHECKING:
+    from enforcer.model import Gpu
+    from tests.vm.guest.node import Pods
+    from tests.vm.guest.services import Enforcer
+
+_PAGE = Path(__file__).parents[3] / "docs/gpu-health.md"
+# The node has its driver from elsewhere.
+_AS_HERE = f"modprobe() {{ {LOAD}; }}\n"
+
+
+def the_lines() -> str:
+    """What the page has as root type."""
+    chapter = _PAGE.read_text().partition("## How do I reload the driver?")[2]
+    return dedent("".join(re.findall(r"^ {8}.*\n", chapter, re.MULTILINE)))
+
+
+def test_the_documented_lines_reload_the_driver_and_the_limits_are_back(
+    enforcer: Enforcer, pods: Pods, gpu: Gpu
+) -> None:
+    assert "listening to the KFD events" not in enforcer.log.read_text()
+    before = tenant(pods, enforcer, gpu, 64)
+    before.client.kfd_alloc(gpu, 64 * MIB)
+    before.container.kill()
+    lines = the_lines()
+    assert lines.count("amdgpu") == 4
+    if Path("/sys/kernel/btf/amdgpu").exists():  # kprobes do not hold a module
+        refused = subprocess.run(["rmmod", "amdgpu"], check=False, capture_output=True, text=True)
+        assert "in use" in refused.stderr
+    subprocess.run(["sh", "-euc", _AS_HERE + lines], check=True, timeout=300)
+    after = tenant(pods, enforcer, gpu, 64)
+    wait_for("the ledger", lambda: after.client.refused("gem-create 4096 vram") == "", 60)
+    assert after.client.refused(f"kfd-alloc {gpu.kfd_id} {64 * MIB}") == "ENOMEM"
+    assert ledger(after.container.cgroup_id, gpu.bdf).resident == 4096
