@@ -18,7 +18,9 @@ _SECONDS = 1500.0
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(_SECONDS + 60)]
 
 _PYTEST = ("python3", "-m", "pytest", "-p", "no:cacheprovider")
-_TESTS = "TheByte or WordsNoLibrary or TheRecord or WhoIsAsked or takes_over_what_is_held"
+_TESTS = (
+    "TheByte or WordsNoLibrary or TheRecord or WhoIsAsked or takes_over_what_is_held or next_one"
+)
 _PROBED = (
     "WhoIsHeld or EverythingComesBack or reload or undisturbed or unfollowed or placement or svm "
     "or upgrade or real_time"
@@ -31,6 +33,7 @@ def _gate_tests(which: str, node: NodeOptions) -> VmResult:
         for name in (
             "test_enforcer_confined",
             "test_gate",
+            "test_gate_before_others",
             "test_gate_placement",
             "test_gate_reload",
             "test_gate_svm",

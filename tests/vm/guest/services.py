@@ -174,6 +174,11 @@ class Enforcer(Daemon):
         )
 
 
+def is_module() -> bool:
+    """Whether the gate is asked as a security module here, which can wait for arguments."""
+    return "bpf" in Path("/sys/kernel/security/lsm").read_text().split(",")
+
+
 def ledger(cgroup_id: int, bdf: str) -> LedgerUsage:
     """What the BPF ledger says of one cgroup on one GPU, read from the pinned map."""
     with loader.open_maps() as maps:

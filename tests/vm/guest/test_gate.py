@@ -29,6 +29,7 @@ from tests.vm.guest.caller import (
     KFD_ALLOC,
 )
 from tests.vm.guest.gatenode import CGROUPS, OBJECTS, PINS, Node, fresh_node, loaded_parts, settled
+from tests.vm.guest.services import is_module
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from enforcer.model import Gpu
 
 PAGE: Final = 4096
-SECURITY_MODULES: Final = Path("/sys/kernel/security/lsm")
 
 
 @pytest.fixture(scope="module")
@@ -355,10 +355,9 @@ class TestWhoIsAsked:
     def test_it_is_the_security_module_where_bpf_is_an_active_one(
         self, loaded: loader.Gate
     ) -> None:
-        modules = SECURITY_MODULES.read_text().split(",")
-        assert loaded.asked_by == ("lsm" if "bpf" in modules else "fmod_ret")
+        assert loaded.asked_by == ("lsm" if is_module() else "fmod_ret")
         left_out = {name: why for name, why in loaded.attached.items() if why is not None}
-        assert set(left_out) == (set() if "bpf" in modules else {"file_ioctl_lsm"})
+        assert set(left_out) == (set() if is_module() else {"file_ioctl_lsm"})
         assert all("bpf is not among" in why for why in left_out.values())
         assert loaded.self_test()
 
