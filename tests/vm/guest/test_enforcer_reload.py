@@ -9,13 +9,18 @@ from pathlib import Path
 from textwrap import dedent
 from typing import TYPE_CHECKING
 
+import pytest
+
 from enforcer.model import MIB
 from tests.vm.guest.services import ledger, wait_for
 from tests.vm.guest.test_gate_reload import LOAD
 from tests.vm.guest.test_limit import tenant
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from enforcer.model import Gpu
+    from tests.vm.guest.conftest import Switch
     from tests.vm.guest.node import Pods
     from tests.vm.guest.services import Enforcer
 
@@ -30,6 +35,14 @@ def the_lines() -> str:
     return dedent("".join(re.findall(r"^ {8}.*\n", chapter, re.MULTILINE)))
 
 
+@pytest.fixture
+def at_the_end(switch: Switch) -> Iterator[None]:
+    """No later test has an enforcer with programs older than the driver: it does not keep them."""
+    yield
+    switch.end()
+
+
+@pytest.mark.usefixtures("at_the_end")
 def test_the_documented_lines_reload_the_driver_and_the_limits_are_back(
     enforcer: Enforcer, pods: Pods, gpu: Gpu
 ) -> None:
