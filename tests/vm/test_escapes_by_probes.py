@@ -17,6 +17,7 @@ _COMMAND = ("python3", "-m", "pytest", "-p", "no:cacheprovider", "-q", "-s")
 _FILES = tuple(
     f"tests/vm/guest/{name}.py"
     for name in (
+        "test_escape_accomplice",
         "test_escape_arguments",
         "test_escape_processes",
         "test_escape_sharing",
