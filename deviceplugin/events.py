@@ -166,7 +166,11 @@ class Events:
             except ApiServerError as error:
                 if str(error) != self._trouble:
                     self._trouble = str(error)
-                    _log.warning("event %s: %s", event.reason, error)
+                    about = "the node" if event.pod is None else f"pod {'/'.join(event.pod[:2])}"
+                    _log.warning(
+                        "event %s of %s cannot be told: %s; it says: %s",
+                        *(event.reason, about, error, event.message),
+                    )
                 if 400 <= error.status < 500:
                     self._waiting.popleft()
                     continue

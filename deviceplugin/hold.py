@@ -120,7 +120,7 @@ class Holder:
         while True:
             left = deadline - time.monotonic()
             if left <= 0:
-                return "the enforcer was not asked in time"
+                return "no time was left to ask the enforcer: does it hang? See `ringfence doctor`"
             try:
                 why = _missing(
                     item, self._client.prepare(item.pod_uid, item.container, timeout=left)

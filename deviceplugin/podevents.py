@@ -196,7 +196,8 @@ class PodEvents:
             if str(error) != self._trouble:
                 self._trouble = str(error)
                 _log.warning(
-                    "event %s of %s/%s: %s", event.reason, event.namespace, event.pod, error
+                    "event %s of pod %s/%s cannot be told: %s; it says: %s",
+                    *(event.reason, event.namespace, event.pod, error, event.message),
                 )
             # The namespace is being deleted, or the right is missing: no better later.
             return 400 <= error.status < 500

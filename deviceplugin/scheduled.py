@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from deviceplugin.checkpoint import Checkpoint
     from deviceplugin.codec import NodeLock
     from deviceplugin.health import Offer
-    from deviceplugin.hook import Installed
+    from deviceplugin.hook import Hook, Installed
     from deviceplugin.pending import Turn
     from deviceplugin.pod import Pod
     from deviceplugin.pods import PodCache
@@ -75,9 +75,7 @@ class Scheduled:
             # Once: what is recorded is what is given.
             hook = self._hook.look()
             item = self._give(resource, device_ids, deadline, hooked=hook is not None)
-            given = answer(item, self._offer.devices, hook, self._run_dir)
-        except KeyError as error:
-            raise RefusalError(f"GPU {error} of the slice is not on this node any more") from error
+            given = self._answer(item, hook)
         except RefusalError as error:
             if error.pod is not None:
                 self._take_back(error.pod, _left(deadline))
@@ -86,6 +84,15 @@ class Scheduled:
             self._checkpoint.giving.release()
         self._cache.wake()
         return given
+
+    def _answer(self, item: Slice, hook: Hook | None) -> Answer:
+        try:
+            return answer(item, self._offer.devices, hook, self._run_dir)
+        except KeyError as error:
+            raise RefusalError(
+                f"pod {item.namespace}/{item.pod}: GPU {error} of its slice is not on this node "
+                "any more: see `ringfence doctor`, or delete the pod"
+            ) from error
 
     def _give(
         self, resource: str, device_ids: Sequence[str], deadline: float, *, hooked: bool
@@ -140,7 +147,7 @@ class Scheduled:
             raise RefusalError(
                 f"{', '.join(pod.title for pod in others)} asks for {count} GPUs and was not "
                 "placed by the scheduler that books them: nothing is given while kubelet may mean "
-                "this pod"
+                "this pod: delete it, and give it that scheduler's schedulerName"
             )
 
     def _candidates(

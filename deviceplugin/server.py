@@ -183,12 +183,11 @@ class DevicePlugin(DevicePluginServicer):
         if self._holder is None:
             return pb.PreStartContainerResponse()
         items = slices_to_hold(self._checkpoint.slices, request.devices_ids)
-        if not items:
-            context.abort(
-                grpc.StatusCode.NOT_FOUND,
-                f"no slice was given for {', '.join(request.devices_ids) or 'no device'}",
-            )
         holders = holders_of(request.devices_ids, self._held())
+        if not items:
+            absent = _no_slice(request.devices_ids, holders)
+            _log.error("start refused: %s", absent)
+            context.abort(grpc.StatusCode.NOT_FOUND, absent)
         mistake = mistaken(items, holders)
         if mistake is not None:
             _log.error("start refused: %s", mistake)
@@ -207,16 +206,28 @@ class DevicePlugin(DevicePluginServicer):
     def _hold(self, items: Sequence[Slice], seconds: float) -> str | None:
         if self._holder is None:
             return None
+        title = f"pod {items[-1].namespace}/{items[-1].pod}"
         if not self._starts.acquire(blocking=False):
-            return f"{_STARTS} other containers wait for the enforcer already"
+            return (
+                f"{title}: {_STARTS} other containers wait for the enforcer already: is it "
+                "running? See `ringfence doctor`"
+            )
         try:
             # Given for good, before anything runs with it.
             self._checkpoint.flush()
             return self._holder.hold(items, seconds)
         except OSError as error:
-            return f"the checkpoint cannot be written: {error}"
+            return f"{title}: the checkpoint cannot be written: {error}; is the disk full?"
         finally:
             self._starts.release()
+
+
+def _no_slice(device_ids: Sequence[str], holders: Sequence[tuple[str, str]]) -> str:
+    of = f" of pod {' or '.join('/'.join(pod) for pod in holders)}" if device_ids else ""
+    return (
+        f"no slice was given for {', '.join(device_ids) or 'no device'}{of if holders else ''}: if "
+        "it was lost, a new pod is given one: delete this one"
+    )
 
 
 def device_list(devices: Sequence[Device]) -> pb.ListAndWatchResponse:

@@ -61,7 +61,8 @@ def main(argv: Sequence[str]) -> int:
         _log.error("another enforcer is running on this node: %s", error)
         return 1
     except OSError as error:
-        _log.error("%s: %s; run as root", options.socket.parent, error.strerror)
+        cure = "; run as root" if isinstance(error, PermissionError) else ""
+        _log.error("%s: cannot be used: %s%s", options.socket.parent, error.strerror, cure)
         return 1
     if lock is None:
         _log.info("stopped while waiting; the other enforcer goes on")
@@ -89,7 +90,11 @@ def _run(options: argparse.Namespace, stop: threading.Event) -> int:
     try:
         apart = None if options.once else Apart(_APART)
     except OSError as error:
-        _log.error("no process to look into devices and images with: %s", error.strerror)
+        _log.error(
+            "no process to look into devices and images with: %s; are the container's memory or "
+            "process ids used up?",
+            error.strerror,
+        )
         return 1
     kernel = layers.KernelLayers(options.bpf_objects, options.bpffs, options.sys)
     if Layer.GATE in options.layers:

@@ -328,7 +328,7 @@ def never_possible(sys: Path) -> bool:
 def _log_left_out(part: str, attached: Mapping[str, str | None]) -> None:
     for program, reason in attached.items():
         if reason is not None:
-            _log.warning("%s program %s is not attached: %s", part, program, reason)
+            _log.warning("%s goes without its program %s: %s", part, program, reason)
 
 
 def _log_preemption() -> None:

@@ -181,7 +181,10 @@ class Enforcer:
         try:
             return self.run_pass()
         except Exception:
-            _log.exception("pass failed")
+            _log.exception(
+                "a pass failed: limits stay in force, but new containers wait until one succeeds; "
+                "report it with what follows"
+            )
             return None
 
     def snapshot(self) -> Snapshot | None:
@@ -256,9 +259,11 @@ class Enforcer:
             passed = self._fresh_pass(deadline)
             one = passed.slices.get((pod_uid, container))
             if one is None:
+                path = str(self._checkpoint.path)
+                wrong = [line for line in passed.snapshot.problems if line.startswith(path)]
                 raise NotFoundError(
                     f"no slice for container {container!r} of pod {pod_uid} in "
-                    f"{self._checkpoint.path}"
+                    f"{'; '.join([path, *wrong])}"
                 )
             bdfs = gpu_shares(one).keys()
             held = [
@@ -430,7 +435,10 @@ class Enforcer:
                 max(0.0, deadline - time.monotonic()),
             )
             if self._passed is None or self._passed.number < ticket:
-                raise TimeoutError("the enforcer's loop did not come round in time")
+                raise TimeoutError(
+                    "no pass of the enforcer came to an end in time: see its log; if it hangs, "
+                    "kill it, the limits stay in force"
+                )
             return self._passed
 
     def _read_maps(

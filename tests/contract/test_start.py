@@ -184,7 +184,7 @@ def test_many_starts_that_wait_leave_room_for_an_allocate(bench: Bench) -> None:
     for one in starts:
         one.start()
     eventually(lambda: len(errors) >= 20)
-    assert "20 other containers wait for the enforcer already" in errors[0]
+    assert "pod default/one: 20 other containers wait for the enforcer already" in errors[0]
     got = bench.admit(bench.bind("two", f"{bench.gpu_ids()[0]},T,4096,76:;"))
     assert got["app"].allocate_seconds < 3
     with enforcing(bench, LayerState(Layer.GATE)) as enforcer:
@@ -206,6 +206,22 @@ def test_init_and_app_container_on_one_device_are_both_held(bench: Bench) -> Non
     with enforcing(bench, LayerState(Layer.DMEM)) as enforcer:
         bench.kubelet.start_container(pod["metadata"]["uid"], "app")
     assert enforcer.prepared == ["init", "app"]
+
+
+def test_devices_whose_slice_is_lost_name_their_pod_and_what_helps(bench: Bench) -> None:
+    process = bench.start()
+    gpu = bench.gpu_ids()[0]
+    pod = bench.bind("one", f"{gpu},T,4096,76:;")
+    bench.admit(pod)
+    bench.wait_unlocked()
+    bench.kill(process)
+    (bench.root / "state/slices.json").unlink()
+    # Whose annotations would tell.
+    bench.api.store.delete("pods", ("default", "one"))
+    bench.start()
+    helps = "of pod default/one: if it was lost, a new pod is given one: delete this one"
+    with pytest.raises(StartError, match=helps):
+        bench.kubelet.start_container(pod["metadata"]["uid"], "app")
 
 
 def test_ids_nobody_was_given_do_not_start(bench: Bench) -> None:

@@ -217,7 +217,7 @@ def test_a_place_it_cannot_use_is_named(daemon: Daemon) -> None:
     process = daemon.start()
     _, log = process.communicate(timeout=20)
     assert process.returncode == 1
-    assert "run/ringfence: " in log
+    assert "run/ringfence: cannot be used: Not a directory\n" in log
 
 
 def test_nothing_is_removed_under_a_running_enforcer(daemon: Daemon) -> None:

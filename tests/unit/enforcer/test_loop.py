@@ -321,6 +321,15 @@ def test_prepare_of_an_unknown_slice_fails_at_once(running: Enforcer, checkpoint
     assert time.monotonic() - start < 2
 
 
+def test_prepare_says_what_is_wrong_with_the_checkpoint_that_lacks_a_slice(
+    running: Enforcer, checkpoint: Path
+) -> None:
+    checkpoint.write_text("{")
+    found = f"no slice for container 'train' of pod {UID} in {checkpoint}; {checkpoint}: expected"
+    with pytest.raises(NotFoundError, match=found):
+        running.prepare(UID, "train", 5)
+
+
 def test_prepare_waits_for_the_pods_cgroup(
     running: Enforcer, roots: Roots, checkpoint: Path
 ) -> None:
@@ -444,11 +453,11 @@ def test_a_pass_that_fails_does_not_end_the_loop(
     write_pod(roots.cgroup, POD, (), "{}")
     assert len(running.prepare(UID, "train", 5)) == 1
     devices, running._devices = running._devices, None  # type: ignore[assignment]
-    with pytest.raises(TimeoutError):
+    with pytest.raises(TimeoutError, match=r"no pass .*: see its log; if it hangs, kill it"):
         running.prepare(UID, "train", 0.3)
     running._devices = devices
     assert len(running.prepare(UID, "train", 5)) == 1
-    assert any(record.message == "pass failed" for record in caplog.records)
+    assert "a pass failed: limits stay in force, but new containers wait until" in caplog.text
 
 
 def test_a_pass_over_a_full_node_takes_less_than_20_ms(tmp_path: Path, checkpoint: Path) -> None:
