@@ -23,9 +23,13 @@ ASKED_FOR = ("make", "python3")
 _TREE = Path("root/ringfence")
 _CACHE = Path("root/.cache/ringfence")
 _TRUSTED = Path("root/trusted.crt")
+_STALE = "Acquire::Check-Valid-Until"
+"""Set where the machine's mirror stands still."""
 _WAY_OUT = re.compile("(https?|no|ftp)_proxy|PIP_INDEX_URL", re.IGNORECASE)
+# The root of a machine is a mount: `unshare --mount` counts on it.
 _ENTER = """\
-mount -t proc proc "$0/proc" && mount --rbind /sys "$0/sys" && mount --rbind /dev "$0/dev" &&
+mount --bind "$0" "$0" && mount -t proc proc "$0/proc" &&
+mount --rbind /sys "$0/sys" && mount --rbind /dev "$0/dev" &&
 cd / && exec chroot "$0" "$@"
 """
 
@@ -69,7 +73,11 @@ def make(suite: str, path: Path, log: Path) -> Root:
             ("git", "clone", "--quiet", "--no-hardlinks", str(PROJECT), str(path / _TREE)),
         ):
             subprocess.run(command, check=True, stdout=output, stderr=subprocess.STDOUT)
+    # Not to root alone, as the test's directory is.
+    path.chmod(0o755)
     shutil.copy(Path("/etc/resolv.conf").resolve(), path / "etc/resolv.conf")
+    dump = subprocess.run(["apt-config", "dump", _STALE], check=True, stdout=subprocess.PIPE).stdout
+    (path / "etc/apt/apt.conf.d/90mirror").write_bytes(dump)
     return Root(path, _environment(path, os.environ))
 
 
