@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from bpf.decode import LedgerUsage
-from enforcer.model import Container, ContainerUsage, Usage
+from enforcer.model import Container, ContainerUsage, PodCgroup, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from enforcer.host.drm import DrmClient
     from enforcer.host.kfd import KfdActivity
-    from enforcer.model import Activity, Limit, PodCgroup, Protection, Slice
+    from enforcer.model import Activity, Limit, Protection, Slice
 
 DRIFT_BOUND = 2 << 20
 """Bytes by which the sources may differ without a word: the span of one GPU page table."""
@@ -42,6 +42,8 @@ class Readings:
     """Whether the ledger follows compute queues."""
     faults: bool = True
     """Whether it knows whose the memory is that page faults of the GPU bring into VRAM."""
+    orphans: Mapping[tuple[int, int], int] | None = None
+    """Bytes of pods that no live container has, by ``Limit.key`` of the pod; None: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +215,8 @@ def container_usage(
         uid, name = _identity(owner)
         one = pods[uid]
         usage = _usage(readings, limit.key, readings.charged.get((limit.path, limit.bdf)))
+        if readings.orphans is not None and isinstance(owner, PodCgroup):
+            usage = replace(usage, orphaned=readings.orphans.get(limit.key, 0))
         if (found := checked.get(limit.key)) is not None:
             usage = replace(
                 usage,

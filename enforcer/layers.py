@@ -14,7 +14,7 @@ from enforcer.host.files import FileError
 from enforcer.model import Layer, LayerState, LedgerSource, Why, pci_bdf
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterable, Mapping
     from pathlib import Path
 
     from bpf.decode import Event, LedgerUsage
@@ -130,14 +130,20 @@ class KernelLayers:
         except BpfError as error:
             raise OSError(str(error)) from error
 
+    def owners(self) -> list[tuple[int, ...]]:
+        """The cgroups charged for each buffer, outermost first; none where they are unreadable."""
+        return [holding.cgroups for holding in self._holdings() if holding.cgroups]
+
+    def _holdings(self) -> Iterable[decode.Holding]:
+        try:
+            return self.maps.buffers().values() if self.maps is not None else ()
+        except BpfError:
+            return ()
+
     def unfollowed(self) -> Mapping[tuple[int, int], int]:
         """Bytes charged for calls without an end, by (innermost cgroup's id, GPU)."""
         sizes: dict[tuple[int, int], int] = {}
-        try:
-            holdings = self.maps.buffers().values() if self.maps is not None else ()
-        except BpfError:
-            return {}
-        for holding in holdings:
+        for holding in self._holdings():
             if not holding.followed and holding.cgroups:
                 key = (holding.cgroups[-1], holding.gpu)
                 sizes[key] = sizes.get(key, 0) + holding.size

@@ -39,6 +39,13 @@ def limits(
     return wanted
 
 
+def pods_by_cgroup(pods: Iterable[PodCgroup], containers: Iterable[Container]) -> dict[int, int]:
+    """Id of each pod's and container's cgroup -> that of its pod's."""
+    found = {pod.cgroup_id: pod.cgroup_id for pod in pods}
+    found.update((one.cgroup_id, one.pod.cgroup_id) for one in containers)
+    return found
+
+
 def pending_limits(slices: Iterable[Slice], pods: Iterable[PodCgroup]) -> list[Limit]:
     """What a cgroup made below each pod may hold until it is known which container it is.
 

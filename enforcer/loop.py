@@ -25,7 +25,7 @@ from enforcer.host.files import FileError, FileVanished
 from enforcer.host.watch import Watch
 from enforcer.images import ImageError, Images, NoImageError
 from enforcer.incidents import Incidents
-from enforcer.limits import cu_masks, gpu_shares, limits, pending_limits
+from enforcer.limits import cu_masks, gpu_shares, limits, pending_limits, pods_by_cgroup
 from enforcer.model import (
     HostSupport,
     Layer,
@@ -36,6 +36,7 @@ from enforcer.model import (
     Why,
     pci_bdf,
 )
+from enforcer.orphans import Orphans, of_no_pod
 from enforcer.overruns import Overruns
 from enforcer.plan import Actual, ancestors, plan, protections
 from enforcer.slices import Checkpoint
@@ -99,9 +100,7 @@ class _Found:
     def live(self) -> dict[int, int] | None:
         if self.root is None or self.tree.problems:
             return None
-        live = {pod.cgroup_id: pod.cgroup_id for pod in self.tree.pods}
-        live.update((one.cgroup_id, one.pod.cgroup_id) for one in self.tree.containers)
-        return live
+        return pods_by_cgroup(self.tree.pods, self.tree.containers)
 
 
 class Enforcer:
@@ -132,6 +131,7 @@ class Enforcer:
         self._overruns = Overruns(kill=kill)
         self._hold_cus = hold_cus
         self._corrections = Corrections()
+        self._orphans = Orphans()
         self.watch = _watch()
         """Tells when a pod or container comes or goes; None where the kernel does not."""
         self._images = Images(roots, apart)
@@ -308,7 +308,8 @@ class Enforcer:
         # Maps that could not be read say nothing, not that nothing is used.
         no_books = entries is None or self._kernel.ledger is LedgerSource.NONE
         books = None if no_books else ledger
-        rows = self._account(start, held, wanted, found, books, proven, problems)
+        readings = self._readings(wanted, found, books, problems)
+        rows = self._account(start, held, wanted, found, readings, proven, problems)
         incidents = self._take_incidents(start, found, held, entries, books, problems)
         snapshot = Snapshot(
             time=time.time(),
@@ -322,6 +323,7 @@ class Enforcer:
             map_fill=self._kernel.map_fill,
             incidents=incidents,
             health=self.health.rows,
+            orphaned=of_no_pod(readings.orphans, wanted, self._devices.gpus),
         )
         self._ill.write()
         self._report(snapshot.problems)
@@ -331,24 +333,37 @@ class Enforcer:
             self._changed.notify_all()
         return snapshot
 
+    def _readings(
+        self,
+        wanted: Sequence[Limit],
+        found: _Found,
+        books: Mapping[tuple[int, int], LedgerRow] | None,
+        problems: list[str],
+    ) -> Readings:
+        root, live, regions = found.root, found.live, self._devices.regions
+        orphans = None
+        if books is not None and live is not None:
+            orphans = self._orphans.find(books, live, self._kernel.owners)
+        return Readings(
+            books,
+            {} if root is None else charged(root, wanted, regions, problems),
+            queues=self._kernel.follows_queues(),
+            faults=self._kernel.ledger is not LedgerSource.BO_PROBES,
+            orphans=orphans,
+        )
+
     def _account(
         self,
         now: float,
         held: Sequence[Slice],
         wanted: Sequence[Limit],
         found: _Found,
-        books: Mapping[tuple[int, int], LedgerRow] | None,
+        readings: Readings,
         proven: Mapping[tuple[int, int], Protection],
         problems: list[str],
     ) -> list[ContainerUsage]:
         if found.root is None:
             return []
-        readings = Readings(
-            books,
-            charged(found.root, wanted, self._devices.regions, problems),
-            queues=self._kernel.follows_queues(),
-            faults=self._kernel.ledger is not LedgerSource.BO_PROBES,
-        )
         checked, differences = self._sources.look(
             now, found.root, wanted, found.owners, held, readings
         )

@@ -294,6 +294,8 @@ class Usage:
     """Of ``requested``, shared virtual memory that has a place in VRAM (the ledger)."""
     svm_faulted: int | None = None
     """All that page faults of the GPU ever brought there, which nothing can refuse."""
+    orphaned: int | None = None
+    """Of a pod's ``requested``, what none of its live containers has; None for a container."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -446,3 +448,5 @@ class Snapshot:
     """What the gate did to the pods that are there, the newest first."""
     health: tuple[GpuHealth, ...] = ()
     """Every GPU that was seen since this enforcer started, by PCI address."""
+    orphaned: tuple[tuple[str, int], ...] = ()
+    """(BDF, bytes that the ledger charges to pods that are gone), of every GPU; empty: unknown."""

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -31,6 +31,8 @@ class Card:
     rows: tuple[ContainerUsage, ...]
     """Containers only, by namespace, pod and name."""
     health: GpuHealth | None = None
+    orphaned: int = 0
+    """Bytes charged for containers and pods that are gone."""
 
     @property
     def vram(self) -> int | None:
@@ -60,9 +62,11 @@ def cards(snapshot: Snapshot) -> list[Card]:
     for gpu in snapshot.gpus:
         gpus[gpu.bdf].append(gpu)
     rows: defaultdict[str, list[ContainerUsage]] = defaultdict(list)
+    orphaned = Counter(dict(snapshot.orphaned))
     for row in merged(snapshot.containers):
         if row.container:
             rows[row.bdf].append(row)
+        orphaned[row.bdf] += row.usage.orphaned or 0
     loads = {load.bdf: load for load in snapshot.loads}
     health = {one.bdf: one for one in snapshot.health}
     return [
@@ -75,6 +79,7 @@ def cards(snapshot: Snapshot) -> list[Card]:
                 sorted(rows.get(bdf, ()), key=lambda one: (one.namespace, one.pod, one.container))
             ),
             health.get(bdf),
+            orphaned[bdf],
         )
         for bdf in sorted({*gpus, *rows})
     ]

@@ -150,6 +150,7 @@ def usage_to_pb(row: ContainerUsage) -> pb.ContainerUsage:
             masks_wider=usage.masks_wider,
             svm=usage.svm,
             svm_faulted=usage.svm_faulted,
+            orphaned=usage.orphaned,
         ),
         layers=[layer_to_pb(state) for state in row.layers],
         cus=row.cus,
@@ -185,6 +186,7 @@ def usage_from_pb(message: pb.ContainerUsage) -> ContainerUsage:
             masks_wider=_known(usage, "masks_wider", usage.masks_wider),
             svm=_known(usage, "svm", usage.svm),
             svm_faulted=_known(usage, "svm_faulted", usage.svm_faulted),
+            orphaned=_known(usage, "orphaned", usage.orphaned),
         ),
         layers=tuple(layer_from_pb(state) for state in message.layers),
         cus=_known(message, "cus", message.cus),
@@ -307,6 +309,7 @@ def snapshot_to_pb(snapshot: Snapshot) -> pb.Snapshot:
         ],
         incidents=[incident_to_pb(one) for one in snapshot.incidents],
         health=[health_to_pb(one) for one in snapshot.health],
+        orphaned=dict(snapshot.orphaned),
     )
 
 
@@ -324,6 +327,7 @@ def snapshot_from_pb(message: pb.Snapshot) -> Snapshot:
         map_fill=tuple((fill.map, fill.used, fill.max) for fill in message.map_fill),
         incidents=tuple(map(incident_from_pb, message.incidents)),
         health=tuple(map(health_from_pb, message.health)),
+        orphaned=tuple(sorted(message.orphaned.items())),
     )
 
 

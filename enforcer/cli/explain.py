@@ -20,7 +20,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from enforcer.cli.node import Place
-    from enforcer.model import ContainerUsage, Gpu, Incident, LayerState, Slice, Snapshot
+    from enforcer.model import (
+        ContainerUsage,
+        Gpu,
+        Incident,
+        LayerState,
+        Slice,
+        Snapshot,
+        Usage,
+    )
 
 ADVICE = {
     Why.SWITCHED_OFF: "the enforcer runs with --layers: set enforcer.layers to auto in the chart",
@@ -180,19 +188,7 @@ def _verdict(row: ContainerUsage) -> str:
 
 def _counts(row: ContainerUsage) -> Iterator[tuple[str, str]]:
     usage = row.usage
-    if usage.requested is not None:
-        yield (
-            "by ledger",
-            f"{usage.requested} bytes asked for, {usage.resident} of them in VRAM, "
-            f"{usage.page_tables} page tables, {usage.peak} at most",
-        )
-    if usage.svm or usage.svm_faulted:
-        brought = "an unknown number of" if usage.svm_faulted is None else usage.svm_faulted
-        yield (
-            "of it SVM",
-            f"{usage.svm} bytes of shared virtual memory; page faults of the GPU have brought in "
-            f"{brought} bytes so far, which nothing refuses",
-        )
+    yield from _by_ledger(usage)
     for name, value in (
         ("by dmem", usage.dmem_current),
         ("by KFD", usage.kfd),
@@ -214,6 +210,28 @@ def _counts(row: ContainerUsage) -> Iterator[tuple[str, str]]:
         if activity.evicted_seconds:
             parts.append(f"evicted {activity.evicted_seconds:.1f} s")
         yield "does", ", ".join(parts)
+
+
+def _by_ledger(usage: Usage) -> Iterator[tuple[str, str]]:
+    if usage.requested is not None:
+        yield (
+            "by ledger",
+            f"{usage.requested} bytes asked for, {usage.resident} of them in VRAM, "
+            f"{usage.page_tables} page tables, {usage.peak} at most",
+        )
+    if usage.svm or usage.svm_faulted:
+        brought = "an unknown number of" if usage.svm_faulted is None else usage.svm_faulted
+        yield (
+            "of it SVM",
+            f"{usage.svm} bytes of shared virtual memory; page faults of the GPU have brought in "
+            f"{brought} bytes so far, which nothing refuses",
+        )
+    if usage.orphaned:
+        yield (
+            "orphaned",
+            f"{usage.orphaned} bytes charged for containers that are gone: somebody keeps what "
+            "they handed on",
+        )
 
 
 def _advice(state: LayerState) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,9 +18,10 @@ from enforcer.host.files import FileError
 from enforcer.host.roots import Roots
 from enforcer.inventory import read_inventory
 from enforcer.layers import ledger_source
-from enforcer.limits import limits
+from enforcer.limits import limits, pods_by_cgroup
 from enforcer.model import GpuLoad, HostSupport, Layer, LayerState, LedgerSource, Snapshot, Why
 from enforcer.observation import read_processes
+from enforcer.orphans import Orphans, of_no_pod
 from enforcer.plan import Actual, protections
 from enforcer.slices import FILE, CheckpointError, read_checkpoint
 from enforcer.sources import charged
@@ -107,7 +109,8 @@ def read_node(where: Place) -> Snapshot:
     gpus, problems = read_inventory(roots)
     held, unread = read_slices(where)
     problems += unread
-    maps = _maps(where.bpffs / str(decode.SCHEMA), problems)
+    pins = where.bpffs / str(decode.SCHEMA)
+    maps = _maps(pins, problems)
     try:
         root: Path | None = cgroups.cgroup2_root(roots.cgroup)
     except cgroups.NoCgroup2Error as error:
@@ -115,6 +118,7 @@ def read_node(where: Place) -> Snapshot:
         root = None
     owners: dict[int, Container | PodCgroup] = {}
     wanted: list[Limit] = []
+    orphans: Mapping[tuple[int, int], int] | None = None
     if root is not None:
         tree = cgroups.walk(root)
         problems += tree.problems
@@ -124,6 +128,9 @@ def read_node(where: Place) -> Snapshot:
         owners.update((pod.cgroup_id, pod) for pod in tree.pods)
         owners.update((one.cgroup_id, one) for one in named)
         wanted = limits(held, tree.pods, named)
+        if maps.usage is not None and not tree.problems:
+            live = pods_by_cgroup(tree.pods, tree.containers)
+            orphans = Orphans().find(maps.usage, live, partial(_owners, pins, problems))
     regions, dmem_off = _regions(root, gpus, problems)
     proven = protections(wanted, _actual(wanted, root, maps, regions, dmem_off))
     rows = []
@@ -133,6 +140,7 @@ def read_node(where: Place) -> Snapshot:
             charged(root, wanted, regions, problems),
             queues=maps.queues,
             faults=not maps.by_probes,
+            orphans=orphans,
         )
         checked = _checked(roots, root, wanted, gpus, problems)
         rows = container_usage(wanted, owners, held, readings, proven, checked)
@@ -145,6 +153,7 @@ def read_node(where: Place) -> Snapshot:
         loads=_loads(roots, gpus),
         counters=maps.counters,
         map_fill=maps.fill,
+        orphaned=of_no_pod(orphans, wanted, gpus),
     )
 
 
@@ -177,6 +186,15 @@ def _maps(pins: Path, problems: list[str]) -> _Maps:
     except (BpfError, OSError) as error:
         problems.append(f"the gate's maps cannot be read: {error}")
         return _Maps()
+
+
+def _owners(pins: Path, problems: list[str]) -> list[tuple[int, ...]]:
+    try:
+        with loader.open_maps(pins) as maps:
+            return [one.cgroups for one in maps.buffers().values() if one.cgroups]
+    except (BpfError, OSError) as error:
+        problems.append(f"the ledger's buffers cannot be read: {error}")
+        return []
 
 
 def _record(roots: Roots, container_id: str, problems: list[str]) -> runtime.ContainerRecord | None:

@@ -119,6 +119,8 @@ def _card(card: Card, width: int) -> Iterator[str]:
     if total:
         card_used = None if load is None else load.vram_used
         yield f"[{_bar(card, total)}] {_size(card_used)} used of {_size(total)}"
+    if card.orphaned:
+        yield f"! {_size(card.orphaned)} charged for containers that are gone: others keep it"
     if not card.rows:
         yield "no container has a slice of it"
         return

@@ -258,6 +258,11 @@ def _info(view: View) -> Iterator[Sample]:
         yield labels(names, card.bdf, view.node, view.uuids[card.bdf], card.name), 1
 
 
+def _orphaned(view: View) -> Iterator[Sample]:
+    for bdf, size in view.snapshot.orphaned:
+        yield labels(("device",), bdf), size
+
+
 def _healthy(view: View) -> Iterator[Sample]:
     for one in view.snapshot.health:
         yield labels(("device",), one.bdf), int(one.healthy)
@@ -353,6 +358,14 @@ FAMILIES: tuple[Family, ...] = (
     _of_card("ringfence_gpu_compute_units", "CUs the GPU has.", lambda card: card.cu_count),
     _of_card("ringfence_gpu_slices", "Running containers on it.", lambda card: len(card.rows)),
     Family(
+        "ringfence_gpu_vram_orphaned_bytes",
+        "gauge",
+        "VRAM charged to pods that are gone.",
+        ("device",),
+        _orphaned,
+        _NO_LEDGER,
+    ),
+    Family(
         "ringfence_gpu_healthy",
         "gauge",
         "1 if the GPU is fit to be used; why not is on the node page.",
@@ -396,6 +409,12 @@ FAMILIES: tuple[Family, ...] = (
         lambda row: row.usage.svm_faulted,
         _NO_TYPES,
         "counter",
+    ),
+    _of_usage(
+        "orphaned",
+        "VRAM charged to the pod that none of its live containers has.",
+        lambda usage: usage.orphaned,
+        f"{_NO_LEDGER}; containers",
     ),
     _of_usage("dmem_current", "VRAM charged by dmem.", lambda usage: usage.dmem_current, _NO_DMEM),
     _of_usage(

@@ -181,6 +181,7 @@ def _vram(card: Card) -> str:
         f'<p class="facts number"><span>booked {size(card.booked)} of {size(total)}</span>'
         f"<span>held by slices {size(card.used)}</span>"
         f"<span>in use on the card {size(card_used)}</span>"
+        + (f"<span>orphaned {size(card.orphaned)}</span>" if card.orphaned else "")
         + (f'<span class="bad">▲ {size(over)} more booked than there is</span>' if over > 0 else "")
         + '</p><p class="faint">Framed: booked. Filled: held. Striped: spilled to system memory. '
         "The thin bar: in use on the card.</p>"

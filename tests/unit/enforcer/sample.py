@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from enforcer.model import (
     GIB,
     MIB,
@@ -79,4 +81,14 @@ SNAPSHOT = Snapshot(
         GpuHealth(GPUS[1].bdf, healthy=True, since=TIME - 1000),
     ),
 )
+ORPHANED = replace(
+    SNAPSHOT,
+    containers=(
+        replace(ROWS[0], container="", usage=replace(ROWS[0].usage, orphaned=3 * GIB)),
+        *ROWS,
+    ),
+    orphaned=((GPUS[0].bdf, GIB), (GPUS[1].bdf, 0)),
+)
+"""With buffers that outlived their container and their pod."""
+
 ILL = GpuHealth(GPUS[0].bdf, healthy=False, reason="wedged: the driver asks for rebind")

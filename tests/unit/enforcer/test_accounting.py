@@ -127,6 +127,14 @@ def test_the_pods_own_row_has_no_container_and_an_unnamed_one_its_id() -> None:
     assert {row.pod for row in rows} == {"p"}
 
 
+def test_orphans_are_the_pods_and_unknown_where_nobody_looked() -> None:
+    limits = [POD_LIMIT, LIMIT, Limit("poda", 100, "0000:43:00.0", 4096)]
+    for orphans, told in (({POD_LIMIT.key: 300}, [300, None, 0]), (None, [None, None, None])):
+        readings = Readings({}, {}, orphans=orphans)
+        rows = container_usage(limits, OWNERS, [SLICE], readings, {}, {})
+        assert [row.usage.orphaned for row in rows] == told
+
+
 def test_usage_of_another_gpu_or_cgroup_is_not_mixed_in() -> None:
     ledger = {(101, 1): LedgerUsage(9), (999, LIMIT.key[1]): LedgerUsage(9)}
     (row,) = container_usage([LIMIT], OWNERS, [SLICE], Readings(ledger, {("poda", GPU): 9}), {}, {})

@@ -77,6 +77,7 @@ USAGES = st.builds(
     masks_wider=_maybe(U64),
     svm=_maybe(S64),
     svm_faulted=_maybe(U64),
+    orphaned=_maybe(S64),
 )
 ACTIVITIES = st.builds(
     Activity,
@@ -156,6 +157,7 @@ SNAPSHOTS = st.builds(
     map_fill=st.lists(st.tuples(TEXT, U64, U64), max_size=3).map(tuple),
     incidents=st.lists(INCIDENTS, max_size=3).map(tuple),
     health=st.lists(HEALTHS, max_size=3).map(tuple),
+    orphaned=st.dictionaries(TEXT, S64, max_size=3).map(lambda found: tuple(sorted(found.items()))),
 )
 
 

@@ -12,7 +12,7 @@ from enforcer.cli.node import Seen
 from enforcer.model import MIB, ContainerKind, Layer, LayerState, Share, Slice, Usage, Why
 from enforcer.slices import FILE, write_checkpoint
 from tests.testbed.trees import write_cgroup
-from tests.unit.enforcer.sample import GPUS, ILL, NO_DMEM, ROWS, SNAPSHOT
+from tests.unit.enforcer.sample import GPUS, ILL, NO_DMEM, ORPHANED, ROWS, SNAPSHOT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -139,6 +139,14 @@ def test_sources_that_differ_are_pointed_at(node: Node, capsys: pytest.CaptureFi
     text = capsys.readouterr().out
     assert f"the kernel counts {3 * MIB} bytes more than the ledger" in text
     assert f"dmem does not charge {5 * MIB} bytes" in text
+
+
+def test_what_outlived_its_container_is_told_with_the_pod(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node.snapshot = ORPHANED
+    node.run("team-a/train")
+    assert f"orphaned   {3072 * MIB} bytes charged for containers" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("faulted", "brought"), [(7, "7 bytes"), (None, "an unknown number of")])

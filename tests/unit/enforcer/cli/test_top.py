@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from enforcer.cli import top
 from enforcer.cli.node import Seen
 from enforcer.model import GIB, Usage
-from tests.unit.enforcer.sample import GPUS, ILL, NO_DMEM, ROWS, SNAPSHOT
+from tests.unit.enforcer.sample import GPUS, ILL, NO_DMEM, ORPHANED, ROWS, SNAPSHOT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,6 +73,12 @@ def test_what_is_off_or_unknown_is_said() -> None:
 def test_without_a_layer_it_says_none() -> None:
     off = tuple(replace(state, reason="x") for state in NO_DMEM)
     assert shown(replace(SNAPSHOT, containers=(replace(ROWS[0], layers=off),)))[6].endswith(" none")
+
+
+def test_what_outlived_its_container_is_told_with_the_gpu() -> None:
+    text = "\n".join(shown(ORPHANED))
+    assert text.count("charged for containers that are gone") == 1
+    assert "! 4096Mi charged for containers that are gone: others keep it" in text
 
 
 def test_a_gpu_that_is_ill_is_pointed_at() -> None:

@@ -228,6 +228,14 @@ def test_shared_virtual_memory_is_told_beside_what_faults_brought_of_it() -> Non
     assert "ringfence_vram_svm_faulted_bytes_total" not in _scrape(unknown)
 
 
+def test_orphans_are_told_with_the_pod_and_of_pods_that_are_gone_with_the_gpu() -> None:
+    pod = replace(ROW, container="", usage=Usage(orphaned=300))
+    found = _scrape(replace(SNAPSHOT, containers=(pod, ROW), orphaned=((GPU.bdf, 7),)))
+    assert found["ringfence_vram_orphaned_bytes"] == [(LABELS | {"container": ""}, 300)]
+    assert found["ringfence_gpu_vram_orphaned_bytes"] == [({"device": GPU.bdf}, 7)]
+    assert "ringfence_gpu_vram_orphaned_bytes" not in _scrape(SNAPSHOT)
+
+
 def test_what_is_spilled_is_what_the_ledger_has_and_vram_has_not() -> None:
     found = _scrape(replace(SNAPSHOT, containers=(ROW,)))
     assert found["ringfence_vram_spilled_bytes"] == [(LABELS, 1000.0)]
@@ -305,7 +313,7 @@ def test_a_reason_nobody_listed_is_no_new_label_value() -> None:
 
 
 def test_no_series_comes_twice_and_each_has_the_labels_it_says() -> None:
-    text = render(View(sample.SNAPSHOT, "n", "1"), "1")
+    text = render(View(sample.ORPHANED, "n", "1"), "1")
     series = [line.rpartition(" ")[0] for line in text.splitlines() if line[0] != "#"]
     assert len(set(series)) == len(series)
     told = {family.name: family.labels for family in FAMILIES}
@@ -315,7 +323,7 @@ def test_no_series_comes_twice_and_each_has_the_labels_it_says() -> None:
 
 
 def test_every_family_is_shown_by_a_node_that_has_everything() -> None:
-    text = render(View(sample.SNAPSHOT, "n", "1"), "1")
+    text = render(View(sample.ORPHANED, "n", "1"), "1")
     shown = {re.split(r"[{ ]", line)[0] for line in text.splitlines() if line[0] != "#"}
     assert shown == {family.name for family in FAMILIES}
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from enforcer.metrics.page import letter, page, size
 from enforcer.model import GIB, Layer, LayerState, Snapshot, Usage, Why
-from tests.unit.enforcer.sample import GPUS, ILL, NO_DMEM, ROWS, SNAPSHOT
+from tests.unit.enforcer.sample import GPUS, ILL, NO_DMEM, ORPHANED, ROWS, SNAPSHOT
 
 VOID = {"meta", "br"}
 
@@ -71,6 +71,11 @@ def test_it_names_gpus_containers_and_what_they_hold() -> None:
         "without a mask, and so on all of them: A",
     ):  # fmt: skip
         assert word in text
+
+
+def test_what_outlived_its_container_is_told_with_the_gpu() -> None:
+    assert words(ORPHANED).count("orphaned 4 GiB") == 1
+    assert "orphaned" not in words(SNAPSHOT)
 
 
 def test_every_size_is_there_to_the_byte() -> None:
