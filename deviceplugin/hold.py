@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from deviceplugin.allocate import gives_hook
 from deviceplugin.record import RecordError
 from enforcer.api.client import EnforcerError
+from enforcer.model import Why
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -122,9 +123,7 @@ class Holder:
             if left <= 0:
                 return "no time was left to ask the enforcer: does it hang? See `ringfence doctor`"
             try:
-                why = _missing(
-                    item, self._client.prepare(item.pod_uid, item.container, timeout=left)
-                )
+                answer = self._client.prepare(item.pod_uid, item.container, timeout=left)
             except EnforcerError as error:
                 # An enforcer that is being replaced is back in a moment; one that looked for the
                 # slice and the pod's cgroup has waited for them already.
@@ -132,16 +131,18 @@ class Holder:
                     return str(error)
                 time.sleep(_PAUSE_SECONDS)
             else:
-                return why and self._by_hook(item, why, deadline)
+                why = _missing(item, answer)
+                return why and self._by_hook(item, why, deadline, never=_never(item, answer))
 
-    def _by_hook(self, item: Slice, why: str, deadline: float) -> str | None:
+    def _by_hook(self, item: Slice, why: str, deadline: float, *, never: bool) -> str | None:
         """None if the hook will hold a slice that the kernel does not; else why neither does.
 
-        It is enough only where the kernel can have no layer at all, and then only in an image that
-        loads it: nothing tells later that a container went without.
+        It is enough only where the kernel can have no layer at all, on this node or (``never``) on
+        these GPUs, and then only in an image that loads it: nothing tells later that a container
+        went without.
         """
         try:
-            if not self._client.host_support(_left(deadline)).kernel_can_hold_nothing:
+            if not (never or self._client.host_support(_left(deadline)).kernel_can_hold_nothing):
                 return why
         except EnforcerError as error:
             return f"{why}; whether the kernel could hold it is not known: {error}"
@@ -194,6 +195,20 @@ def _left(deadline: float) -> float:
 
 def _limited(item: Slice) -> bool:
     return any(share.vram_bytes is not None for share in item.shares)
+
+
+def _never(item: Slice, answer: Sequence[tuple[Protection, bool]]) -> bool:
+    """True if no layer of the kernel is ever possible for those limits that none holds."""
+    reasons = {
+        protection.bdf: {state.reason for state in protection.layers}
+        for protection, _ in answer
+        if not protection.held
+    }
+    told = {protection.bdf for protection, _ in answer}
+    limited = {share.bdf for share in item.shares if share.vram_bytes is not None}
+    return limited <= told and all(
+        reasons[bdf] == {Why.SYSTEM_MEMORY} for bdf in limited & reasons.keys()
+    )
 
 
 def _missing(item: Slice, answer: Sequence[tuple[Protection, bool]]) -> str | None:

@@ -72,6 +72,11 @@ class Devices:
         return LayerState(Layer.DMEM, None if self.regions else self.dmem_off or Why.NO_REGION)
 
     @property
+    def system_memory(self) -> frozenset[str]:
+        """The GPUs whose memory no layer of the kernel can hold."""
+        return frozenset(gpu.bdf for gpu in self.gpus if gpu.system_memory)
+
+    @property
     def problems(self) -> list[str]:
         """What is wrong with devices and layers since they were last looked at."""
         return [*self._problems, *self._kernel.problems.values()]

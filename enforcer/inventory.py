@@ -74,7 +74,13 @@ def inventory(
             # mem_info_vram_total is the whole device's; a partition has its own memory banks.
             size = node.local_memory or (gpu.vram_bytes or 0) // count or None
             gpu = replace(gpu, vram_bytes=size, partition=number)
-        found.append(replace(gpu, xgmi_peers=_peers(node, gpu, gpus)))
+        found.append(
+            replace(
+                gpu,
+                xgmi_peers=_peers(node, gpu, gpus),
+                system_memory=_in_system_memory(node, gpu, by_bdf.get(gpu.bdf)),
+            )
+        )
     return sorted(found, key=lambda gpu: (gpu.bdf, gpu.partition or 0, gpu.render)), problems
 
 
@@ -158,6 +164,22 @@ def _gpu(
         compute_partitions=whole.compute_partitions,
         memory_partitions=whole.memory_partitions,
     )
+
+
+def _in_system_memory(node: KfdNode, gpu: Gpu, device: DrmDevice | None) -> bool:
+    """Whether what KFD gives out as this GPU's memory is not its VRAM (amdgpu_amdkfd.c).
+
+    ``amdgpu_amdkfd_get_local_mem_info`` then says how much of the machine's memory TTM may take,
+    which may be less than an APU's carve-out. Else it is the VRAM to the byte, or a partition's
+    share of that. Where KFD lists no memory nothing is known, and nothing is said.
+    """
+    if not node.local_memory or device is None:
+        return False
+    vram = device.vram_total or 0  # an MI300A says 0, or from Linux 7 has no such file
+    shared = gpu.partition is not None or gpu.compute_partition is not None
+    if shared or (gpu.xcc_count or 1) > 1:
+        return node.local_memory > vram
+    return node.local_memory != vram
 
 
 def _bdf(node: KfdNode, device: DrmDevice) -> str:

@@ -563,6 +563,7 @@ class Enforcer:
             gate_off=self._kernel.gate_off,
             regions=self._devices.regions,
             dmem_off=Why.NO_CGROUP2 if found.root is None else self._devices.dmem_off,
+            system_memory=self._devices.system_memory,
             maximum=maximum,
             dmem_parents=frozenset(parents),
             live=found.live,

@@ -69,6 +69,9 @@ class Gpu:
     """The compute partition modes it can be put in; empty where there is none, or none is told."""
     memory_partitions: tuple[str, ...] = ()
     """The memory partition modes, likewise."""
+    system_memory: bool = False
+    """What KFD gives out as its VRAM is the machine's memory, which no layer of the kernel holds:
+    an APU."""
 
     @property
     def cu_per_wgp(self) -> int:
@@ -192,6 +195,7 @@ class Why(StrEnum):
     NOT_IN_PLACE = "limit not read back"
     REFUSED = "refused by the kernel"
     TOO_DEEP = "cgroup too deep for the gate"
+    SYSTEM_MEMORY = "memory of this GPU is system memory"
 
 
 @dataclass(frozen=True, slots=True)

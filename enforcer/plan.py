@@ -181,6 +181,8 @@ class Actual:
     regions: Mapping[str, str] = field(default_factory=dict)
     """dmem region of each GPU that has one and was seen to take a limit."""
     dmem_off: Why | None = None
+    system_memory: frozenset[str] = frozenset()
+    """The GPUs of which neither layer sees what is asked of KFD, as that is no VRAM."""
     maximum: Mapping[str, Mapping[str, int | None]] = field(default_factory=dict)
     """``dmem.max`` by cgroup path, for the cgroups that have one."""
     dmem_parents: frozenset[str] = frozenset()
@@ -305,6 +307,8 @@ def _gate_reason(
 ) -> Why | None:
     if actual.gate is None or actual.gate_off is not None:
         return actual.gate_off or Why.NOT_LOADED
+    if limit.vram_bytes is not None and limit.bdf in actual.system_memory:
+        return Why.SYSTEM_MEMORY
     if limit.path.count("/") >= DEEPEST:
         return Why.TOO_DEEP
     if limit.key in actual.gate and actual.gate[limit.key] == limit.vram_bytes:
@@ -315,6 +319,8 @@ def _gate_reason(
 def _dmem_reason(
     limit: Limit, actual: Actual, failed: Mapping[tuple[str, str, Layer], Why]
 ) -> Why | None:
+    if limit.vram_bytes is not None and limit.bdf in actual.system_memory:
+        return Why.SYSTEM_MEMORY
     region = actual.regions.get(limit.bdf)
     if region is None:
         return actual.dmem_off or Why.NO_REGION

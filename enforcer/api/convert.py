@@ -95,6 +95,7 @@ def gpu_to_pb(gpu: Gpu) -> pb.Gpu:
         partition=gpu.partition,
         compute_partitions=gpu.compute_partitions,
         memory_partitions=gpu.memory_partitions,
+        system_memory=gpu.system_memory,
     )
 
 
@@ -119,6 +120,7 @@ def gpu_from_pb(message: pb.Gpu) -> Gpu:
         partition=_known(message, "partition", message.partition),
         compute_partitions=tuple(message.compute_partitions),
         memory_partitions=tuple(message.memory_partitions),
+        system_memory=message.system_memory,
     )
 
 

@@ -56,6 +56,8 @@ ADVICE = {
     Why.VANISHED: "the container ended",
     Why.NOT_IN_PLACE: "the limit read back is another one: the enforcer sets it in its next pass; "
     "if not, is the enforcer running?",
+    Why.SYSTEM_MEMORY: "an APU that takes its memory from the machine's: only the hook can hold a "
+    "slice of it; where more carve-out is set than the driver's GTT limit, a new kernel uses that",
     Why.REFUSED: "see the enforcer's log for what the kernel said",
     Why.TOO_DEEP: "the gate finds a cgroup at most 16 levels below the root: a kubelet with a "
     "shorter --cgroup-root, or fewer nodes inside one another",

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -132,7 +132,9 @@ def read_node(where: Place) -> Snapshot:
             live = pods_by_cgroup(tree.pods, tree.containers)
             orphans = Orphans().find(maps.usage, live, partial(_owners, pins, problems))
     regions, dmem_off = _regions(root, gpus, problems)
-    proven = protections(wanted, _actual(wanted, root, maps, regions, dmem_off))
+    actual = _actual(wanted, root, maps, regions, dmem_off)
+    no_vram = frozenset(gpu.bdf for gpu in gpus if gpu.system_memory)
+    proven = protections(wanted, replace(actual, system_memory=no_vram))
     rows = []
     if root is not None:
         readings = Readings(

@@ -87,6 +87,7 @@ STRIX_HALO = GpuSpec(
     card=1,
     render=128,
     vram=512 << 20,
+    local_memory=62 * GIB,
     gfx=110501,
     cus=40,
     simd_per_cu=2,
@@ -96,8 +97,9 @@ STRIX_HALO = GpuSpec(
 )
 """An APU: a carve-out instead of VRAM of its own, no serial, no NUMA node."""
 MI300A = replace(
-    MI300X, vram=None, vram_used=None, cus=228, xccs=6, device_id=0x74A0, unique_id=0x6E0A01
-)
+    MI300X, vram=None, vram_used=None, local_memory=64 * GIB, cus=228, xccs=6, device_id=0x74A0,
+    unique_id=0x6E0A01,
+)  # fmt: skip
 """An APU whose memory is the machine's: no VRAM at all."""
 MI300X_VF = replace(
     MI300X,

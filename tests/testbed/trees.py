@@ -40,6 +40,8 @@ class GpuSpec:
     card: int
     render: int
     vram: int | None = 64 << 30
+    local_memory: int | None = None
+    """What KFD lists as its memory, in bytes; None is as much as its VRAM, if it has any."""
     vram_used: int | None = 0
     gfx: int = 90010
     cus: int = 104
@@ -126,7 +128,8 @@ def write_sys(sys: Path, node: NodeSpec) -> None:
     for gpu in node.gpus:
         number = numbers[gpu.bdf]
         _pci_device(sys, gpu)
-        _kfd_node(nodes / str(number), gpu, gpu.kfd_id, gpu.render, 0, None)
+        listed = gpu.vram if gpu.local_memory is None else gpu.local_memory
+        _kfd_node(nodes / str(number), gpu, gpu.kfd_id, gpu.render, 0, listed)
         _links(nodes / str(number), number, [(0, PCIE), *((numbers[b], XGMI) for b in gpu.xgmi)])
         for index, partition in enumerate(gpu.partitions, 1):
             # Numbered through over all GPUs, as the driver does.

@@ -116,6 +116,31 @@ def test_a_slice_is_held_by_any_layer_the_tenant_cannot_reach(
     assert enforcer.asked == [("uid-pod", "app")]
 
 
+NO_VRAM = tuple(LayerState(layer, Why.SYSTEM_MEMORY) for layer in (Layer.GATE, Layer.DMEM))
+
+
+@pytest.mark.parametrize(
+    ("answer", "starts"),
+    [
+        ([protection(BDF, *NO_VRAM)], True),
+        ([protection(BDF, NO_VRAM[0], OFF)], False),
+        ([protection(BDF)], False),
+        ([protection(OTHER, *NO_VRAM)], False),
+        ([], False),
+    ],
+    ids=["neither layer", "dmem another time", "no layer told", "another GPU", "nothing told"],
+)
+def test_where_a_gpu_has_no_vram_of_its_own_the_hook_is_enough_on_any_node(
+    enforcer: Enforcer, holder: Holder, answer: list[tuple[Protection, bool]], starts: bool
+) -> None:
+    enforcer.answer, enforcer.libc = answer, GLIBC
+    enforcer.support = HostSupport(ON, LayerState(Layer.DMEM), "bo")
+    item = replace(slice_of(), hook=True)
+    assert (holder.hold([item], 5) is None) == starts
+    enforcer.libc = MUSL
+    assert holder.hold([item], 5) is not None
+
+
 def test_a_slice_that_nothing_holds_says_why(enforcer: Enforcer, holder: Holder) -> None:
     enforcer.answer = [protection(BDF, OFF)]
     why = holder.hold([slice_of()], 5)

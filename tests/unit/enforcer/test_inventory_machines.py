@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,8 +12,8 @@ from deviceplugin.devices import devices_of
 from deviceplugin.terms import Terms
 from enforcer.host.roots import Roots
 from enforcer.inventory import read_inventory
-from tests.testbed.machines import GIB, MACHINES, TWO_HIVES, main
-from tests.testbed.trees import from_json, to_json, write_sys
+from tests.testbed.machines import GIB, MACHINES, MI300A, MI300X, STRIX_HALO, TWO_HIVES, main
+from tests.testbed.trees import GpuSpec, NodeSpec, from_json, to_json, write_sys
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -122,11 +123,44 @@ def test_an_apu_has_no_serial_no_numa_node_and_its_carve_out(tmp_path: Path) -> 
 def test_an_apu_without_vram_is_listed_and_not_shared_by_a_size_nobody_knows(
     tmp_path: Path,
 ) -> None:
-    (gpu,) = gpus_of(tmp_path, "an MI300A")
+    write_sys(tmp_path / "sys", NodeSpec((replace(MI300A, local_memory=None),)))
+    (gpu,), _ = read_inventory(Roots(sys=tmp_path / "sys", share=tmp_path))
     assert (gpu.cu_count, gpu.xcc_count, gpu.vram_bytes) == (228, 6, None)
+    assert not gpu.system_memory
     devices, (problem,) = devices_of([gpu], Terms())
     assert devices == ()
     assert "the size of its VRAM is unknown" in problem
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_only_of_the_apus_the_memory_is_the_machines(tmp_path: Path, machine: str) -> None:
+    apu = machine in {"an APU", "an MI300A"}
+    assert {gpu.system_memory for gpu in gpus_of(tmp_path, machine)} == {apu}
+
+
+@pytest.mark.parametrize(
+    ("spec", "no_vram"),
+    [
+        (replace(STRIX_HALO, vram=96 << 30, local_memory=16 << 30), True),
+        (replace(STRIX_HALO, vram=96 << 30, local_memory=96 << 30), False),
+        (replace(MI300A, vram=0), True),
+        (replace(MI300X, local_memory=(192 << 30) - 4096), False),
+        (replace(STRIX_HALO, local_memory=0), False),
+    ],
+    ids=[
+        "a carve-out larger than what TTM may take",
+        "a carve-out that the driver uses",
+        "no VRAM, and a file that says so",
+        "memory ranges that leave a page out",
+        "a bank without a size",
+    ],
+)
+def test_memory_is_the_machines_where_kfd_lists_another_size_than_the_vram(
+    tmp_path: Path, spec: GpuSpec, no_vram: bool
+) -> None:
+    write_sys(tmp_path / "sys", NodeSpec((spec,)))
+    (gpu,), _ = read_inventory(Roots(sys=tmp_path / "sys", share=tmp_path))
+    assert gpu.system_memory == no_vram
 
 
 def test_a_virtual_function_keeps_its_function_and_needs_no_sensors(tmp_path: Path) -> None:

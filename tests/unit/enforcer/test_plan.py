@@ -152,6 +152,18 @@ def test_without_a_region_dmem_says_so() -> None:
     assert _states(POD, replace(actual, dmem_off=Why.NO_CGROUP2))[1] == f"off: {Why.NO_CGROUP2}"
 
 
+def test_no_layer_holds_what_kfd_takes_from_the_machines_memory() -> None:
+    actual = replace(HELD, system_memory=frozenset({GPU}))
+    off = f"off: {Why.SYSTEM_MEMORY}"
+    assert _states(POD, actual) == (off, off)
+    assert not protections([POD], actual)[POD.key].held
+    # There is nothing to hold of a whole GPU.
+    whole = replace(POD, vram_bytes=None)
+    assert _states(whole, replace(actual, gate={POD.key: None}))[0] == "on"
+    assert _states(POD, replace(HELD, system_memory=frozenset({"0000:43:00.0"}))) == ("on", "on")
+    assert _states(POD, replace(actual, gate_off=Why.SWITCHED_OFF))[0] == f"off: {Why.SWITCHED_OFF}"
+
+
 def test_a_failed_write_lends_its_reason() -> None:
     action = SetDmem(POD.path, GPU, REGION, dmem_value(POD))
     actual = replace(HELD, maximum={POD.path: {REGION: None}})

@@ -57,6 +57,7 @@ GPUS = st.builds(
     partition=_maybe(U32),
     compute_partitions=st.lists(TEXT, max_size=3).map(tuple),
     memory_partitions=st.lists(TEXT, max_size=3).map(tuple),
+    system_memory=st.booleans(),
 )
 USAGES = st.builds(
     Usage,
