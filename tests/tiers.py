@@ -39,10 +39,19 @@ if TYPE_CHECKING:
 _PYTEST = ("python", "-m", "pytest", "-p", "no:cacheprovider")
 _GUEST_SECONDS = 3000.0
 _ESCAPES = (
+    "tests/vm/guest/test_escape_accomplice.py",
     "tests/vm/guest/test_escape_arguments.py",
     "tests/vm/guest/test_escape_processes.py",
     "tests/vm/guest/test_escape_sharing.py",
+    "tests/vm/guest/test_gate_before_others.py",
+    "tests/vm/guest/test_gate_contexts.py",
+    "tests/vm/guest/test_gate_passed.py",
+    "tests/vm/guest/test_gate_switch.py",
     "tests/vm/guest/test_random_use.py",
+)
+_BESIDES = (
+    "tests/vm/guest/test_enforcer_kill.py",
+    "tests/vm/guest/test_enforcer_reload.py",
 )
 _SCRAPE = "tests/contract/test_prometheus.py"
 _WITHOUT_KUBELET = "--ignore=tests/vm/guest/kubelet"
@@ -199,16 +208,32 @@ TIERS = (
     ),
     Tier(
         "soak-fmod-ret",
-        "escapes and random use where no security module is BPF's",
+        "escapes and random use where no security module is BPF's, on a kernel that preempts",
+        _ESCAPES,
+        NodeOptions(kernel="dmem", gpus=2, lsm="capability"),
+        soak=True,
+    ),
+    Tier(
+        "soak-fmod-ret-nodmem",
+        "the same on a kernel without dmem, which preempts nobody in the kernel",
         _ESCAPES,
         NodeOptions(kernel="nodmem", gpus=2, lsm="capability"),
         soak=True,
     ),
     Tier(
         "soak-probes",
-        "escapes and random use on a kernel with dmem, the driver without type information",
-        _ESCAPES,
+        "escapes, random use and kills on a kernel with dmem, the driver without type information",
+        _ESCAPES + _BESIDES,
         NodeOptions(kernel="dmem", gpus=2, module_btf=False),
+        (("RINGFENCE_ROUNDS", "5"),),
+        soak=True,
+    ),
+    Tier(
+        "soak-fmod-ret-probes",
+        "the same where no security module is BPF's either, as Ubuntu with amdgpu-dkms",
+        _ESCAPES + _BESIDES,
+        NodeOptions(kernel="dmem", gpus=2, lsm="capability", module_btf=False),
+        (("RINGFENCE_ROUNDS", "5"),),
         soak=True,
     ),
 )
