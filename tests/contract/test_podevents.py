@@ -102,7 +102,7 @@ def test_what_could_not_be_told_is_told_when_the_api_server_is_back(bench: Bench
         eventually(lambda: reasons(bench) == ["AMDGPUSliceHeld"], timeout=60)
         bench.api.faults.away = True
         enforcer.latest = replace(enforcer.latest, incidents=(incident("refused_limit"),))
-        eventually(lambda: "AMDGPUMemoryRefused of pod team/job cannot be told" in bench.log, timeout=60)
+        eventually(lambda: "AMDGPUMemoryRefused of pod team/job" in bench.log, timeout=60)
         bench.api.faults.away = False
         eventually(lambda: "AMDGPUMemoryRefused" in reasons(bench), timeout=60)
 
