@@ -234,7 +234,7 @@ static __always_inline bool in_charge(enum hook hook)
 {
 	if (!acts(PART_GATE))
 		return false;
-	if (hook == HOOK_COMPAT)
+	if (hook == HOOK_COMPAT || hook == HOOK_COMPAT_AGAIN)
 		return true;
 	return acts(PART_LSM) == (hook == HOOK_LSM);
 }
@@ -288,6 +288,7 @@ static __always_inline int judge_import_by_name(const struct owners *tenants_fou
 static __always_inline int decide(struct file *file, unsigned int cmd, unsigned long arg,
 				  enum hook hook)
 {
+	bool again = hook == HOOK_FMOD_RET_AGAIN || hook == HOOK_COMPAT_AGAIN;
 	struct demand demand = { .nr = IOCTL_NR(cmd) };
 	struct owners tenants_found = {};
 	struct refusal why = {};
@@ -311,11 +312,10 @@ static __always_inline int decide(struct file *file, unsigned int cmd, unsigned 
 	if (caller)
 		end_earlier_call(caller);
 	if (device == KFD && demand.nr == AMDKFD_IOC_IPC_IMPORT_HANDLE_NR)
-		return judge_import_by_name(&tenants_found, hook == HOOK_FMOD_RET_AGAIN);
+		return judge_import_by_name(&tenants_found, again);
 	if (about_queues(device, demand.nr))
 		return hook == HOOK_LSM ? look_at_queue_and_wait(file, cmd, arg, &tenants_found) :
-					  look_at_queue(file, cmd, arg, &tenants_found,
-							hook == HOOK_FMOD_RET_AGAIN);
+					  look_at_queue(file, cmd, arg, &tenants_found, again);
 	if (hook == HOOK_LSM)
 		look_and_wait(file, cmd, arg, &demand);
 	else
@@ -380,7 +380,7 @@ SEC("fmod_ret/security_file_ioctl_compat")
 int BPF_PROG(file_ioctl_compat_again, struct file *file, unsigned int cmd, unsigned long arg,
 	     int ret)
 {
-	return ret ? ret : decide(file, cmd, arg, HOOK_COMPAT);
+	return ret ? ret : decide(file, cmd, arg, HOOK_COMPAT_AGAIN);
 }
 
 /*

@@ -27,7 +27,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from bpf import decode
+from bpf import call32, decode
 from bpf.btf import MODULES, KernelTypes
 from bpf.libbpf import BpfError, Libbpf, RingBuffer
 
@@ -65,13 +65,30 @@ class _Stand(IntEnum):
 
 
 _LSM: Final = "file_ioctl_lsm"
-_HOOKS: Final = MappingProxyType({"file_ioctl": 0, "file_ioctl_again": 1, _LSM: 2})
+_HOOKS: Final = MappingProxyType(
+    {
+        "file_ioctl": 0,
+        "file_ioctl_again": 1,
+        _LSM: 2,
+        "file_ioctl_compat": 3,
+        "file_ioctl_compat_again": 4,
+    }
+)
 """Programs that are each proven with a dummy call of their own: ``enum hook`` of maps.h."""
+
+_STAND_INS: Final = frozenset({"file_ioctl", "file_ioctl_again"})
+"""Whose work the security module's program does where it can."""
+
+_COMPAT: Final = frozenset({3, 4})
+"""The hooks that are asked about the calls of 32-bit processes."""
 
 _TWO_WAYS_IN: Final = ("__bpf_prog_enter_sleepable", "__bpf_prog_enter_sleepable_recur")
 """The kernel's ways into a sleepable program: one that passes over a program already running on the
 CPU, and one that does not, for security modules. Where there is only one, it passes over, and a
 program that sleeps in a tenant's page fault would go unasked by everybody else there."""
+
+# Where the kernel asks about 32-bit calls apart, nobody else is asked about those.
+_REQUIRED_WHERE_THERE: Final = frozenset({"file_ioctl_compat"})
 
 # Without one of these a part does not do what it is for; the others only see less.
 _REQUIRED: Final = MappingProxyType(
@@ -475,14 +492,18 @@ class Maps:
             self._set_acting(_Stand.LSM, 0, 0)
 
     def _refused_dummy(self, generation: int, hook: int) -> bool:
-        """Whether a call that only we can make is refused by this program of this generation."""
+        """Whether a call that only we can make is refused by this program of this generation.
+
+        Also where we can make no such call: then its being attached is all there is to know.
+        """
         self_test = self._maps["self_test"].fd
-        token = secrets.randbits(63) | 1
+        compat = hook in _COMPAT
+        token = secrets.randbits(32 if compat else 63) | 1
         self._lib.update(
             self_test, _ZERO, decode.SELF_TEST.pack(token, generation, hook), "self test"
         )
         try:
-            return _ioctl_errno(token) == _SELF_TEST_ERRNO
+            return _ioctl_errno(token, compat=compat) in (_SELF_TEST_ERRNO, None)
         finally:
             self._lib.update(self_test, _ZERO, decode.SELF_TEST.pack(0, 0, 0), "self test")
 
@@ -771,15 +792,15 @@ def _prove(maps: Maps, generation: int, links: Path, attached: dict[str, str | N
             attached[name] = (
                 "bpf is not among the active security modules (/sys/kernel/security/lsm)"
             )
-        if name in _REQUIRED[_Part.GATE]:
+        if name in _REQUIRED[_Part.GATE] | _REQUIRED_WHERE_THERE:
             raise BpfError(f"gate: {name}: {attached[name]}")
         (links / (_Part.GATE.prefix + name)).unlink()
 
 
 def _drop_stand_ins(links: Path, attached: dict[str, str | None]) -> None:
     """With the security module's program in charge the others cost every ioctl and do nothing."""
-    for name in _HOOKS:
-        if name != _LSM and attached[name] is None:
+    for name in _STAND_INS:
+        if attached[name] is None:
             (links / (_Part.GATE.prefix + name)).unlink()
             del attached[name]
 
@@ -850,7 +871,7 @@ def _attach(
     library: Libbpf, opened: int, links: Path, part: _Part, attached: dict[str, str | None]
 ) -> None:
     """Attach and pin each; what may be missing is noted, not fatal."""
-    required = _required(part, probes=_by_probes(attached))
+    required = _required(part, probes=_by_probes(attached)) | _REQUIRED_WHERE_THERE
     for program, name, _ in library.programs(opened):
         if name == _FORGET:
             library.pin_program(program, links / (part.prefix + name))
@@ -916,11 +937,16 @@ def _locked(pin_root: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _ioctl_errno(token: int) -> int:
-    """The errno of the self-test call, 0 if it was let through."""
+def _ioctl_errno(token: int, *, compat: bool = False) -> int | None:
+    """The errno of the self-test call, 0 if it was let through.
+
+    ``compat``: as a 32-bit process makes it; None if this one cannot.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     descriptor = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:
+        if compat:
+            return call32.ioctl_errno(descriptor, _SELF_TEST_CMD, token)
         result = libc.ioctl(descriptor, ctypes.c_ulong(_SELF_TEST_CMD), ctypes.c_ulong(token))
         return ctypes.get_errno() if result < 0 else 0
     finally:

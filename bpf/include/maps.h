@@ -189,6 +189,7 @@ enum hook {
 	HOOK_FMOD_RET_AGAIN,
 	HOOK_LSM,
 	HOOK_COMPAT,
+	HOOK_COMPAT_AGAIN,
 };
 
 /* Indices of `policy`; 0 is what the name does not say. */

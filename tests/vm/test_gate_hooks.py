@@ -19,7 +19,8 @@ pytestmark = [pytest.mark.vm, pytest.mark.timeout(_SECONDS + 60)]
 
 _PYTEST = ("python3", "-m", "pytest", "-p", "no:cacheprovider")
 _TESTS = (
-    "TheByte or WordsNoLibrary or TheRecord or WhoIsAsked or takes_over_what_is_held or next_one"
+    "TheByte or WordsNoLibrary or TheRecord or WhoIsAsked or takes_over_what_is_held or next_one "
+    "or compat"
 )
 _PROBED = (
     "WhoIsHeld or EverythingComesBack or reload or undisturbed or unfollowed or placement or svm "
@@ -34,6 +35,7 @@ def _gate_tests(which: str, node: NodeOptions) -> VmResult:
             "test_enforcer_confined",
             "test_gate",
             "test_gate_before_others",
+            "test_gate_compat",
             "test_gate_placement",
             "test_gate_reload",
             "test_gate_svm",

@@ -18,6 +18,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from bpf import call32
+
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from pathlib import Path
@@ -51,8 +53,6 @@ SET_PLACEMENT: Final = 1
 
 _PAGE: Final = 4096
 _MAP_LOW: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x40  # MAP_32BIT
-# push %rbx; mov $54,%eax (ioctl); mov %edi,%ebx; mov %esi,%ecx; int $0x80; pop %rbx; ret
-_CALL32: Final = bytes.fromhex("53 b8 36 00 00 00 89 fb 89 f1 cd 80 5b c3")
 
 
 class Driver:
@@ -165,7 +165,7 @@ class Driver:
         low = self._libc.mmap(
             None, _PAGE, mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC, _MAP_LOW, -1, 0
         )
-        ctypes.memmove(low, _CALL32, len(_CALL32))
+        ctypes.memmove(low, call32.CODE, len(call32.CODE))
         ctypes.memmove(low + _PAGE // 2, arguments, len(arguments))
         function = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_uint] * 3)(low)
         result = function(self._files[path], command, low + _PAGE // 2)
