@@ -84,6 +84,10 @@ class Counter(IntEnum):
     CU_MASK_WIDER = 34
     UNRECORDED_QUEUE = 35
     IMPORTED_BY_NAME = 36
+    OVERRAN = 37
+    WAIVED = 38
+    REFUSED_QUEUES_FULL = 39
+    UNRECORDED_PAGE_TABLE = 40
 
 
 REASONS: Final = {
@@ -104,12 +108,15 @@ REASONS: Final = {
     Counter.SWITCHED_SPARED: "arguments switched under the driver's eyes, reported only",
     Counter.REFUSED_CU_MASK: "a CU mask beyond its slice",
     Counter.REFUSED_UNMASKED: "another queue beside one without a CU mask",
+    Counter.REFUSED_QUEUES_FULL: "too many compute queues on the node",
     Counter.UNFOLLOWED: "the kernel passed over the ledger, it stays charged",
+    Counter.OVERRAN: "made without being let pass, above its share",
 }
 """Why a call was refused, its process killed, or what else is told of it, for people."""
 
 
 _SWITCHED: Final = frozenset({Counter.SWITCHED_KILLED, Counter.SWITCHED_SPARED})
+_LIMITED: Final = frozenset({Counter.REFUSED_LIMIT, Counter.OVERRAN})
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +298,7 @@ def unpack_event(data: bytes) -> Event:
         gpu=gpu,
         asked=asked,
         used=used,
-        limit=limit if reason == Counter.REFUSED_LIMIT and limit != NO_LIMIT else None,
+        limit=limit if reason in _LIMITED and limit != NO_LIMIT else None,
         reason=Counter(reason),
         nr=nr,
     )

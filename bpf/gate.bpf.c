@@ -8,6 +8,7 @@
  * the reservation into a buffer, or it goes back. Never EAGAIN or EINTR: ROCm and libdrm retry
  * those without end.
  */
+#include "above.h"
 #include "cu_gate.h"
 #include "demand.h"
 #include "passed.h"
@@ -211,6 +212,67 @@ static __always_inline void reserve_nothing(void)
 	caller->asked = CALL_ASKED;
 }
 
+/* Reasons that are nothing of the tenant's doing, but for what a limit takes to be held. */
+static __always_inline bool our_trouble(__u32 reason)
+{
+	switch (reason) {
+	case REFUSED_ARGUMENTS:
+	case REFUSED_CONTENDED:
+	case REFUSED_USAGE_FULL:
+	case REFUSED_BUFFERS_FULL:
+	case REFUSED_TASK_STORAGE:
+	case REFUSED_NO_LEDGER:
+	case REFUSED_PLACEMENT:
+		return true;
+	}
+	return false;
+}
+
+struct limited {
+	const struct owners *tenants_found;
+	__u64 found;
+};
+
+static long find_limited(void *gpus, const __u32 *minor, const __u64 *gpu, struct limited *ret)
+{
+	__u32 i;
+
+	for (i = 0; i < MAX_OWNERS && i < ret->tenants_found->count; i++) {
+		struct ledger_key key = { .cgroup = ret->tenants_found->cgroup[i], .gpu = *gpu };
+		struct limit *limit = bpf_map_lookup_elem(&limits, &key);
+
+		if (limit && limit->bytes != NO_LIMIT) {
+			ret->found = 1;
+			return 1;
+		}
+	}
+	return 0;
+}
+
+/* Whether the caller is limited on a GPU; 0, not known which: on any. */
+static __noinline int limited_on(const struct owners *tenants_found, __u64 gpu)
+{
+	struct limited walk = { .tenants_found = tenants_found };
+
+	if (gpu)
+		return !!limited_by(gpu);
+	bpf_for_each_map_elem(&gpus_by_minor, find_limited, &walk, 0);
+	return walk.found;
+}
+
+/* Nothing is reserved; what is made is charged as far as there is room to follow it. */
+static __always_inline void waive(bool again)
+{
+	struct caller *caller;
+
+	reserve_nothing();
+	caller = current_caller(0);
+	if (caller)
+		caller->asked |= CALL_WAIVED;
+	if (!again)
+		count(WAIVED);
+}
+
 static __always_inline bool is_self_test(unsigned int cmd, unsigned long arg, enum hook hook)
 {
 	struct self_test *test;
@@ -241,7 +303,8 @@ static __always_inline bool in_charge(enum hook hook)
 
 /*
  * A buffer stays charged to who made it. Another container's is counted, and refused if so decided;
- * arguments that cannot be read are then refused as well.
+ * arguments that cannot be read are then refused as well. One that its maker got by a trick goes to
+ * nobody else.
  */
 static __noinline int judge_import(const struct owners *tenants_found, const struct demand *demand,
 				   bool again)
@@ -256,9 +319,8 @@ static __noinline int judge_import(const struct owners *tenants_found, const str
 		buffer = foreign_buffer(buffer_key(file), tenants_found);
 	if (buffer && !again)
 		count(IMPORTED);
-	if (!switched(POLICY_REFUSE_IMPORTS))
-		return 0;
-	if (!demand->refused && !buffer) {
+	if (switched(POLICY_REFUSE_IMPORTS) ? !demand->refused && !buffer :
+					      !buffer || !(buffer->flags & HOLDING_OVERRAN)) {
 		reserve_nothing();
 		return 0;
 	}
@@ -321,23 +383,30 @@ static __always_inline int decide(struct file *file, unsigned int cmd, unsigned 
 	else
 		look_at_once(file, cmd, arg, &demand);
 	if (imports(device, demand.nr))
-		return judge_import(&tenants_found, &demand, hook == HOOK_FMOD_RET_AGAIN);
+		return judge_import(&tenants_found, &demand, again);
 	refused = demand.refused;
 	if (tenants_found.count > MAX_OWNERS)
 		refused = REFUSED_DEPTH + 1;
-	if (!refused && !demand.size) {
-		reserve_nothing();
-		return 0;
-	}
 	why.gpu = demand.gpu;
 	why.asked = demand.size;
 	why.nr = demand.nr;
 	/* Until a limit is in the way, the innermost cgroup answers for the refusal. */
 	why.cgroup = innermost_tenant(&tenants_found);
+	/* With nothing asked for, too: it could be switched into something. */
+	if (!refused && still_above(&tenants_found, &why))
+		refused = REFUSED_LIMIT + 1;
+	if (!refused && !demand.size) {
+		reserve_nothing();
+		return 0;
+	}
 	if (!refused)
 		refused = reserve(&tenants_found, &demand, &why);
 	if (!refused)
 		return 0;
+	if (our_trouble(refused - 1) && !limited_on(&tenants_found, demand.gpu)) {
+		waive(again);
+		return 0;
+	}
 	why.reason = refused - 1;
 	return refuse(&why);
 }
@@ -345,7 +414,8 @@ static __always_inline int decide(struct file *file, unsigned int cmd, unsigned 
 /*
  * Twice, because the kernel passes over a tracing program that is already running on the same CPU:
  * a caller that preempts another one inside it would go unasked. The copy catches that call; to go
- * unasked by both, it would have to preempt two at once. For all others it finds the work done.
+ * unasked by both, it would have to preempt two at once: then the ledger tells of it, if it is too
+ * much. For all others the copy finds the work done.
  */
 SEC("fmod_ret/security_file_ioctl")
 int BPF_PROG(file_ioctl, struct file *file, unsigned int cmd, unsigned long arg, int ret)
@@ -383,6 +453,15 @@ int BPF_PROG(file_ioctl_compat_again, struct file *file, unsigned int cmd, unsig
 	return ret ? ret : decide(file, cmd, arg, HOOK_COMPAT_AGAIN);
 }
 
+/* It may have in that file what it got by a trick. */
+static __noinline bool opener_above(__u64 cgroup)
+{
+	struct owners opener = { .cgroup = { cgroup }, .count = 1 };
+	struct refusal why = {};
+
+	return still_above(&opener, &why);
+}
+
 /*
  * A file arrives over a socket, or is taken from another process (pidfd_getfd). The receiver gets
  * no descriptor; its own share stays as it is.
@@ -392,15 +471,18 @@ int BPF_PROG(file_receive, struct file *file, int ret)
 {
 	struct owners tenants_found = {};
 	struct refusal why = { .reason = REFUSED_PASSED };
+	bool all = switched(POLICY_REFUSE_PASSED);
 	struct holding *buffer;
 	__u64 *opener, client;
 
-	if (ret || !switched(POLICY_REFUSE_PASSED) || !acts(PART_GATE))
+	if (ret || !acts(PART_GATE))
 		return ret;
 	if (!find_tenants(&tenants_found))
 		return 0;
 	buffer = foreign_buffer(buffer_key(file), &tenants_found);
 	if (buffer) {
+		if (!all && !(buffer->flags & HOLDING_OVERRAN))
+			return 0;
 		why.gpu = buffer->owners.gpu;
 		why.asked = buffer->size;
 	} else {
@@ -408,7 +490,10 @@ int BPF_PROG(file_receive, struct file *file, int ret)
 			return 0;
 		client = (__u64)file->private_data;
 		opener = bpf_map_lookup_elem(&clients, &client);
-		if (!opener || among(&tenants_found, *opener))
+		/* One that is not known could be anybody's. */
+		if (opener && (!*opener || among(&tenants_found, *opener)))
+			return 0;
+		if (!all && !(opener && opener_above(*opener)))
 			return 0;
 	}
 	why.cgroup = innermost_tenant(&tenants_found);

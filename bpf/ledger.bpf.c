@@ -46,10 +46,11 @@ static __always_inline __u64 bo_key(struct amdgpu_bo *bo)
 	return (__u64)__builtin_preserve_access_index(&bo->tbo);
 }
 
-static __always_inline int begin_creating(struct amdgpu_device *adev, struct amdgpu_bo_param *bp)
+static __always_inline int begin_creating(struct amdgpu_device *adev, struct amdgpu_bo_param *bp,
+					  bool again)
 {
 	if (acts(PART_LEDGER))
-		begin_buffer(gpu_of(adev), bp->type, bp->domain);
+		begin_buffer(gpu_of(adev), bp->type, bp->domain, again);
 	return 0;
 }
 
@@ -102,13 +103,13 @@ static __always_inline int end_creating(void *ctx)
 SEC("fentry/amdgpu_bo_create")
 int BPF_PROG(bo_create, struct amdgpu_device *adev, struct amdgpu_bo_param *bp)
 {
-	return begin_creating(adev, bp);
+	return begin_creating(adev, bp, false);
 }
 
 SEC("fentry/amdgpu_bo_create")
 int BPF_PROG(bo_create_again, struct amdgpu_device *adev, struct amdgpu_bo_param *bp)
 {
-	return begin_creating(adev, bp);
+	return begin_creating(adev, bp, true);
 }
 
 SEC("fexit/amdgpu_bo_create")

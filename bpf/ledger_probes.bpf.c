@@ -62,7 +62,7 @@ int BPF_KPROBE(bo_create, __u64 adev, void *param)
 
 	if (!acts(PART_LEDGER) || bpf_probe_read_kernel(&bp, sizeof(bp), param))
 		return 0;
-	begin_buffer(gpu_at(adev), bp.type, bp.domain);
+	begin_buffer(gpu_at(adev), bp.type, bp.domain, false);
 	caller = current_caller(0);
 	if (caller && caller->creating)
 		caller->size = buffer_size(&bp);
@@ -74,16 +74,18 @@ static __always_inline void judge_buffer(struct caller *caller)
 {
 	struct refusal why = { .asked = caller->size, .used = caller->reserved };
 
-	if (!(caller->asked & CALL_ASKED) || caller->asked & CALL_SVM ||
+	if (!(caller->asked & CALL_ASKED) || caller->asked & (CALL_SVM | CALL_JUDGED) ||
 	    caller->kind != HOLDING_REQUESTED || !caller->in_vram || !present(PART_GATE))
 		return;
-	caller->asked &= ~CALL_ASKED;
+	caller->asked |= CALL_JUDGED;
 	why.gpu = caller->creating_for.gpu;
 	if (caller->size <= caller->reserved && why.gpu == caller->reserved_for.gpu)
 		return;
 	why.cgroup = limited_by(why.gpu);
-	if (why.cgroup)
-		punish(&why);
+	if (!why.cgroup)
+		return;
+	caller->asked |= CALL_PUNISHED;
+	punish(&why);
 }
 
 static __noinline int made(__u64 tbo)

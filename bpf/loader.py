@@ -230,13 +230,12 @@ class Maps:
         """What the cgroup may hold of the GPU, in bytes; None: accounted, not limited."""
         value = decode.pack_limit(size)
         # In this order, so that a tenant without its limit yet is refused and not passed by.
-        tenants = self._maps["tenants"]
-        self._lib.update(
-            tenants.fd,
-            decode.U64.pack(cgroup),
-            decode.U32.pack(1),
-            f"limit of cgroup {cgroup}: tenants",
-        )
+        tenants, key = self._maps["tenants"], decode.U64.pack(cgroup)
+        # One that is known may have been marked by the programs.
+        if self._lib.lookup(tenants.fd, key, tenants.value_size) is None:
+            self._lib.update(
+                tenants.fd, key, decode.U32.pack(1), f"limit of cgroup {cgroup}: tenants"
+            )
         self._lib.update(
             self._maps["limits"].fd,
             decode.pack_key(cgroup, gpu),

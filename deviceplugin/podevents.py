@@ -208,11 +208,11 @@ class PodEvents:
 def _incident(one: Incident) -> PodEvent:
     if one.reason.endswith("_killed"):
         reason = KILLED
-    elif one.reason.endswith("_spared"):
+    elif one.reason.endswith("_spared") or one.reason == "overran":
         reason = SPARED
     elif one.reason == "ledger_corrected":
         reason = CORRECTED
-    elif one.reason in {"refused_cu_mask", "refused_unmasked"}:
+    elif one.reason in {"refused_cu_mask", "refused_unmasked", "refused_queues_full"}:
         reason = REFUSED_COMPUTE
     elif one.reason.startswith("refused_"):
         reason = REFUSED

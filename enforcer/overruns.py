@@ -28,7 +28,7 @@ _SECONDS = 1.0
 
 _AGAIN = 0.2
 
-_SWITCHED = frozenset({"SWITCHED_KILLED", "SWITCHED_SPARED"})
+_SWITCHED = frozenset({"SWITCHED_KILLED", "SWITCHED_SPARED", "OVERRAN"})
 
 
 @dataclass(frozen=True, slots=True)

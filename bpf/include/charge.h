@@ -269,4 +269,26 @@ static __always_inline __u64 limited_by(__u64 gpu)
 	return innermost;
 }
 
+/* *why says by which numbers; it stays as it is otherwise. */
+static __always_inline bool is_above(__u64 cgroup, __u64 gpu, struct refusal *why)
+{
+	struct ledger_key key = { .cgroup = cgroup, .gpu = gpu };
+	struct limit *limit = bpf_map_lookup_elem(&limits, &key);
+	struct usage *of = bpf_map_lookup_elem(&usage, &key);
+	__u64 most;
+	__s64 used;
+
+	if (!limit || !of)
+		return false;
+	most = *(volatile __u64 *)&limit->bytes;
+	used = *(volatile __s64 *)&of->requested;
+	if (used < 0 || (__u64)used <= most)
+		return false;
+	why->cgroup = cgroup;
+	why->gpu = gpu;
+	why->used = used;
+	why->limit = most;
+	return true;
+}
+
 #endif

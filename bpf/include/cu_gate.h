@@ -21,6 +21,21 @@ static __always_inline int refuse_compute(const struct ledger_key *key, __u32 re
 }
 
 /*
+ * By trying: of an entry that no queue's key has, for each CPU another. What is made at the same
+ * moment elsewhere may still find the map full.
+ */
+static __always_inline bool room_for_a_queue(void)
+{
+	struct queue_key key = { .queue = bpf_get_smp_processor_id() };
+	static const struct queue none;
+
+	if (bpf_map_update_elem(&queues, &key, &none, BPF_ANY))
+		return false;
+	bpf_map_delete_elem(&queues, &key);
+	return true;
+}
+
+/*
  * With a queue that may run anywhere a container has had its chance: no further one, until that
  * has its mask or is gone. What it runs on cannot be changed from here.
  */
@@ -41,6 +56,8 @@ static __noinline int judge_queue(const struct owners *tenants_found,
 	slice = slice_of(tenants_found, demand.gpu, &key);
 	if (!slice || !slice->enforced)
 		return 0;
+	if (!room_for_a_queue())
+		return refuse_compute(&key, REFUSED_QUEUES_FULL, AMDKFD_IOC_CREATE_QUEUE_NR);
 	of = bpf_map_lookup_elem(&compute, &key);
 	if (!of || *(volatile __s64 *)&of->queues <= *(volatile __s64 *)&of->masked ||
 	    bpf_ktime_get_ns() - of->unmasked_since < MASKING_NS)
@@ -58,7 +75,7 @@ static __always_inline int judge_mask(const struct owners *tenants_found, __u64 
 	struct cu_mask *slice;
 	int fits;
 
-	/* Not the caller's, or made while no ledger was there. */
+	/* Not the caller's, or made while no ledger was there, or by one that follows no queues. */
 	if (!queue)
 		return 0;
 	slice = slice_of(tenants_found, queue->owners.gpu, &key);
@@ -67,7 +84,8 @@ static __always_inline int judge_mask(const struct owners *tenants_found, __u64 
 	fits = within(slice, where, args->cu_mask_ptr, args->num_cu_mask);
 	if (fits > 0)
 		return 0;
-	if (!fits && !again)
+	/* Whichever copy refuses it is the only one that is asked. */
+	if (!fits && (slice->enforced || !again))
 		count_wider(&key);
 	if (!slice->enforced)
 		return 0;

@@ -9,8 +9,25 @@
 #include "amdgpu_ioctl.h"
 #include "charge.h"
 
-/* A buffer is about to be made by the caller, for the caller. */
-static __always_inline void begin_buffer(__u64 gpu, __u32 type, __u32 domain)
+/* Whether a tenant, or all of them, have so many buffers as to fill that part of their room. */
+APART int crowded(const struct owners *to, __u32 part)
+{
+	__u32 i;
+
+	if (!to || !part)
+		return 0;
+	for (i = 0; i < MAX_OWNERS && i < to->count; i++) {
+		struct ledger_key key = { .cgroup = to->cgroup[i], .gpu = to->gpu };
+		struct usage *of = bpf_map_lookup_elem(&usage, &key);
+
+		if (of && *(volatile __s64 *)&of->buffers >= MAX_BUFFERS_PER_TENANT / part)
+			return 1;
+	}
+	return populated(POPULATION_BUFFERS) >= (MAX_BUFFERS - BUFFERS_SPARE) / part;
+}
+
+/* A buffer is about to be made by the caller, for the caller. @again: told by the second copy. */
+static __always_inline void begin_buffer(__u64 gpu, __u32 type, __u32 domain, bool again)
 {
 	struct owners tenants_found = {}, to = {};
 	struct caller *caller = current_caller(0);
@@ -36,21 +53,74 @@ static __always_inline void begin_buffer(__u64 gpu, __u32 type, __u32 domain)
 	/* Not asked for in a call the gate looks at, as a page directory at open(2). */
 	if (type == ttm_bo_type_kernel && caller->kind == HOLDING_REQUESTED)
 		end_earlier_call(caller);
+	caller->creating = 0;
+	if (type == ttm_bo_type_kernel && crowded(&to, 2)) {
+		if (!again)
+			count(UNRECORDED_PAGE_TABLE);
+		return;
+	}
+	if (caller->asked & CALL_WAIVED && crowded(&to, 1)) {
+		if (!again)
+			count(UNRECORDED_BUFFER);
+		return;
+	}
 	caller->creating_for = to;
 	caller->kind = type == ttm_bo_type_kernel ? HOLDING_KERNEL : HOLDING_REQUESTED;
 	caller->in_vram = !!(domain & AMDGPU_GEM_DOMAIN_VRAM);
 	caller->creating = 1;
 }
 
-/* A buffer that was asked for in VRAM: its reservation becomes its charge, at its true size. */
-static __always_inline void settle(struct caller *caller, __u64 size)
+static __always_inline void set_overrun(__u64 cgroup)
+{
+	__u32 *flags = bpf_map_lookup_elem(&tenants, &cgroup);
+
+	if (flags)
+		*(volatile __u32 *)flags |= TENANT_OVERRAN;
+}
+
+/*
+ * The caller has a buffer of this size made that the gate was not asked about, or not about so
+ * much. 1: a cgroup is above its limit now. The enforcer is told of the innermost, and looks again.
+ */
+APART int judge_overrun(const struct caller *caller, __u64 size)
+{
+	struct refusal why = { .asked = size, .reason = OVERRAN };
+	bool reported_only = switched(POLICY_SPARE_SWITCHED);
+	const struct owners *of;
+	__u32 i;
+
+	if (!caller || !present(PART_GATE))
+		return 0;
+	of = &caller->creating_for;
+	for (i = 0; i < MAX_OWNERS && i < of->count; i++)
+		if (is_above(of->cgroup[i], of->gpu, &why) && !reported_only)
+			set_overrun(of->cgroup[i]);
+	if (!why.cgroup)
+		return 0;
+	/* Who is punished has been told of. */
+	if (!(caller->asked & CALL_PUNISHED)) {
+		count(OVERRAN);
+		report(&why);
+	}
+	return !reported_only;
+}
+
+/*
+ * A buffer that was asked for in VRAM: its reservation becomes its charge, at its true size. True:
+ * nothing had let it pass, and it is too much.
+ */
+static __always_inline bool settle(struct caller *caller, __u64 size)
 {
 	struct change by = { .requested = size };
 	__u64 part = caller->reserved;
 
 	if (!caller->reserved) {
-		/* A page fault of the GPU, or arguments switched after the gate had read them. */
-		count(caller->asked & CALL_ON_BEHALF ? SVM_FAULTED : UNRESERVED);
+		/*
+		 * A page fault of the GPU, arguments switched after the gate had read them, or a call
+		 * the gate was not asked about.
+		 */
+		if (!(caller->asked & CALL_WAIVED))
+			count(caller->asked & CALL_ON_BEHALF ? SVM_FAULTED : UNRESERVED);
 	} else if (caller->reserved_for.gpu != caller->creating_for.gpu) {
 		give_back(caller);
 		count(UNRESERVED);
@@ -70,6 +140,9 @@ static __always_inline void settle(struct caller *caller, __u64 size)
 	}
 	by.buffers = 1;
 	apply_change(&caller->creating_for, &by);
+	return !(caller->asked & CALL_ON_BEHALF) &&
+	       (!(caller->asked & CALL_ASKED) || caller->asked & CALL_PUNISHED) &&
+	       judge_overrun(caller, size);
 }
 
 static __noinline int change_svm(const struct owners *of, __s64 requested, __u64 faulted)
@@ -102,13 +175,13 @@ static __always_inline void record_buffer(struct caller *caller, __u64 key, __u6
 		caller->asked |= CALL_MAY_COST_LESS;
 		return;
 	}
-	if (holding.kind == HOLDING_REQUESTED)
-		settle(caller, holding.size);
-	else
+	if (holding.kind != HOLDING_REQUESTED)
 		apply_change(&caller->creating_for, &by);
+	else if (settle(caller, holding.size))
+		holding.flags = HOLDING_OVERRAN;
 	holding.owners = caller->creating_for;
 	if (holding.kind == HOLDING_REQUESTED && caller->asked & CALL_SVM) {
-		holding.flags = HOLDING_SVM;
+		holding.flags |= HOLDING_SVM;
 		change_svm(&holding.owners, size, caller->asked & CALL_ON_BEHALF ? size : 0);
 	}
 	/* Without an entry nobody gives the bytes back: the tenant keeps the charge, we count it. */

@@ -26,6 +26,7 @@ static __noinline int judge_demand(const struct demand *demand)
 	why.gpu = demand->gpu;
 	why.asked = demand->size;
 	why.used = caller->reserved;
+	caller->asked |= CALL_PUNISHED;
 	punish(&why);
 	return 0;
 }

@@ -27,7 +27,7 @@
 /* 144 MiB each, on demand (16 MiB): live buffers of tenants, and their TTM resources. */
 #define MAX_BUFFERS   1048576
 #define MAX_RESOURCES 1048576
-/* 5 MiB, on demand (1 MiB): open files of DRM nodes that tenants have opened. */
+/* 5 MiB, on demand (1 MiB): open files of DRM nodes. */
 #define MAX_CLIENTS 65536
 /* 0.9 MiB, on demand (0.1 MiB): who uses shared virtual memory. */
 #define MAX_SVM_USAGES 8192
@@ -47,7 +47,8 @@
 /*
  * One tenant may hold this many buffers on a GPU, the driver's own for it included, and all of them
  * this many less than the map takes: neither a million tiny buffers nor many creations at once
- * find the map full.
+ * find the map full. The driver's own, page tables before all, are refused to nobody: they go
+ * unrecorded where they would take more than half of either.
  */
 #define MAX_BUFFERS_PER_TENANT (MAX_BUFFERS / 4)
 #define BUFFERS_SPARE	       4096
@@ -72,6 +73,9 @@ struct limit {
 
 /* limit.flags: entered by the kernel when the cgroup was made, not yet confirmed by the daemon. */
 #define LIMIT_FROM_PENDING 1U
+
+/* It came to be above a limit by what nothing had let pass. Stays until the cgroup is gone. */
+#define TENANT_OVERRAN 2U
 
 struct usage {
 	__s64 requested; /* live buffers plus reservations: what the limit is held against */
@@ -138,6 +142,8 @@ enum holding_kind {
 #define HOLDING_UNFOLLOWED 1U
 /* holding.flags: shared virtual memory. */
 #define HOLDING_SVM 2U
+/* holding.flags: nothing let it pass, and with it a cgroup came to be above its limit. */
+#define HOLDING_OVERRAN 4U
 
 struct queue {
 	struct owners owners;
@@ -166,6 +172,12 @@ struct caller {
 #define CALL_SVM 4U
 /* By a kernel thread, for the cgroups in `reserved_for`, of whichever GPU. */
 #define CALL_ON_BEHALF 8U
+/* More is made than was let pass: the process is killed for it, or reported. */
+#define CALL_PUNISHED 16U
+/* Its first buffer has been held against what was let pass. */
+#define CALL_JUDGED 32U
+/* Of a tenant without a limit, let pass although it could not be booked. */
+#define CALL_WAIVED 64U
 
 /*
  * Which generations of a part act: both at once for the moment of a hand-over. Every action is
@@ -245,6 +257,10 @@ enum counter {
 	CU_MASK_WIDER,
 	UNRECORDED_QUEUE,
 	IMPORTED_BY_NAME,
+	OVERRAN,
+	WAIVED,
+	REFUSED_QUEUES_FULL,
+	UNRECORDED_PAGE_TABLE,
 	COUNTERS,
 };
 
@@ -292,7 +308,7 @@ PINNED_MAP(limits, BPF_MAP_TYPE_HASH, struct ledger_key, struct limit, MAX_LIMIT
 PINNED_MAP(pending, BPF_MAP_TYPE_HASH, struct ledger_key, struct limit, MAX_PENDING, 0);
 PINNED_MAP(usage, BPF_MAP_TYPE_HASH, struct ledger_key, struct usage, MAX_USAGES,
 	   BPF_F_NO_PREALLOC);
-/* A set of cgroups: "is the caller one of ours" without knowing a GPU. */
+/* A set of cgroups: "is the caller one of ours" without knowing a GPU. The value: TENANT_*. */
 PINNED_MAP(tenants, BPF_MAP_TYPE_HASH, __u64, __u32, MAX_TENANTS, 0);
 PINNED_MAP(gpus_by_kfd_id, BPF_MAP_TYPE_HASH, __u32, __u64, MAX_GPUS, 0);
 PINNED_MAP(gpus_by_minor, BPF_MAP_TYPE_HASH, __u32, __u64, MAX_GPUS, 0);
@@ -300,7 +316,7 @@ PINNED_MAP(gpus_by_minor, BPF_MAP_TYPE_HASH, __u32, __u64, MAX_GPUS, 0);
 PINNED_MAP(builtin_majors, BPF_MAP_TYPE_HASH, __u32, __u32, 8, 0);
 PINNED_MAP(buffers, BPF_MAP_TYPE_HASH, __u64, struct holding, MAX_BUFFERS, BPF_F_NO_PREALLOC);
 PINNED_MAP(resources, BPF_MAP_TYPE_HASH, __u64, struct holding, MAX_RESOURCES, BPF_F_NO_PREALLOC);
-/* An open DRM file (key: its drm_file) and the innermost cgroup of the tenant that opened it. */
+/* An open DRM file (key: its drm_file) and the innermost cgroup of its opener; 0: no tenant. */
 PINNED_MAP(clients, BPF_MAP_TYPE_HASH, __u64, __u64, MAX_CLIENTS, BPF_F_NO_PREALLOC);
 PINNED_MAP(svm, BPF_MAP_TYPE_HASH, struct ledger_key, struct svm_usage, MAX_SVM_USAGES,
 	   BPF_F_NO_PREALLOC);

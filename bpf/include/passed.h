@@ -55,14 +55,14 @@ static __always_inline int judge_imported(__u64 key, __u32 nr)
 	struct holding *buffer;
 	struct caller *caller;
 
-	if (!switched(POLICY_REFUSE_IMPORTS) || !acts(PART_LEDGER) || !present(PART_GATE))
+	if (!acts(PART_LEDGER) || !present(PART_GATE))
 		return 0;
 	caller = current_caller(0);
 	if (!caller || !caller->asked)
 		return 0;
 	find_tenants(&tenants_found);
 	buffer = foreign_buffer(key, &tenants_found);
-	if (!buffer)
+	if (!buffer || !(switched(POLICY_REFUSE_IMPORTS) || buffer->flags & HOLDING_OVERRAN))
 		return 0;
 	why.cgroup = innermost_tenant(&tenants_found);
 	why.gpu = buffer->owners.gpu;
@@ -83,8 +83,8 @@ static __always_inline int judge_kfd_import(const void *data)
 }
 
 /*
- * Who opened a DRM file, for the gate to know it by when it is passed on. The address of one that
- * was closed while no ledger was attached is written anew, or cleared, by its next user.
+ * Who opened a DRM file, for the gate to know it by when it is passed on; 0: no tenant. The address
+ * of one that was closed while no ledger was attached is written anew by its next user.
  */
 static __always_inline void record_client(__u64 client)
 {
@@ -93,9 +93,7 @@ static __always_inline void record_client(__u64 client)
 
 	find_tenants(&tenants_found);
 	opener = innermost_tenant(&tenants_found);
-	if (!opener)
-		bpf_map_delete_elem(&clients, &client);
-	else if (bpf_map_update_elem(&clients, &client, &opener, BPF_ANY))
+	if (bpf_map_update_elem(&clients, &client, &opener, BPF_ANY))
 		count(UNRECORDED_CLIENT);
 }
 

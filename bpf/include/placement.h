@@ -13,7 +13,7 @@
  */
 static __noinline int place_in_vram(struct caller *caller, __u64 key, __u64 size)
 {
-	struct holding holding = { .size = size, .kind = HOLDING_REQUESTED };
+	struct holding holding = { .size = size, .kind = HOLDING_REQUESTED }, *entered;
 
 	holding.owners = caller->creating_for;
 	if (caller->reserved && caller->reserved_for.gpu == holding.owners.gpu)
@@ -26,7 +26,11 @@ static __noinline int place_in_vram(struct caller *caller, __u64 key, __u64 size
 		return 0;
 	}
 	populate(POPULATION_BUFFERS, 1);
-	settle(caller, size);
+	if (settle(caller, size)) {
+		entered = bpf_map_lookup_elem(&buffers, &key);
+		if (entered)
+			entered->flags |= HOLDING_OVERRAN;
+	}
 	return 0;
 }
 
@@ -48,7 +52,7 @@ static __noinline int judge_placement(struct drm_file *file, const void *data)
 	gpu_by(&gpus_by_minor, minor, &demand);
 	if (!object || demand.refused)
 		return 0;
-	begin_buffer(demand.gpu, ttm_bo_type_device, AMDGPU_GEM_DOMAIN_VRAM);
+	begin_buffer(demand.gpu, ttm_bo_type_device, AMDGPU_GEM_DOMAIN_VRAM, false);
 	caller = current_caller(0);
 	if (!caller || !caller->creating)
 		return 0;

@@ -45,13 +45,13 @@ struct refusal {
 	__u32 reason;
 };
 
-/* To whoever reads `events`; what finds no room is counted. A kill finds room. */
+/* To whoever reads `events`; what finds no room is counted. What a kill depends on finds room. */
 static __always_inline void report(const struct refusal *why)
 {
 	bool crowded = bpf_ringbuf_query(&events, BPF_RB_AVAIL_DATA) > EVENTS_BYTES - EVENTS_SPARE;
 	struct event *event = NULL;
 
-	if (!crowded || why->reason == SWITCHED_KILLED)
+	if (!crowded || why->reason == SWITCHED_KILLED || why->reason == OVERRAN)
 		event = bpf_ringbuf_reserve(&events, sizeof(*event), 0);
 	if (!event) {
 		count(EVENTS_DROPPED);

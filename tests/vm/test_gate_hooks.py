@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.vm, pytest.mark.timeout(_SECONDS + 60)]
 _PYTEST = ("python3", "-m", "pytest", "-p", "no:cacheprovider")
 _TESTS = (
     "TheByte or WordsNoLibrary or TheRecord or WhoIsAsked or takes_over_what_is_held or next_one "
-    "or compat"
+    "or compat or overrun or room"
 )
 _PROBED = (
     "WhoIsHeld or EverythingComesBack or reload or undisturbed or unfollowed or placement or svm "
@@ -36,8 +36,10 @@ def _gate_tests(which: str, node: NodeOptions) -> VmResult:
             "test_gate",
             "test_gate_before_others",
             "test_gate_compat",
+            "test_gate_overrun",
             "test_gate_placement",
             "test_gate_reload",
+            "test_gate_room",
             "test_gate_svm",
             "test_gate_unfollowed",
             "test_ledger_undisturbed",

@@ -68,7 +68,8 @@ def test_an_event_is_read_whatever_the_tenant_calls_itself(
     assert (event.time, event.pid, event.cgroup, event.gpu) == (2.5, pid, cgroup, gpu)
     assert (event.asked, event.used, event.reason, event.nr) == (asked, used, reason, nr)
     assert (event.limit is None) == (
-        reason is not decode.Counter.REFUSED_LIMIT or limit == decode.NO_LIMIT
+        reason not in (decode.Counter.REFUSED_LIMIT, decode.Counter.OVERRAN)
+        or limit == decode.NO_LIMIT
     )
     assert "\0" not in event.comm
     assert decode.REASONS[reason] in str(event)
@@ -118,7 +119,7 @@ def test_every_reason_of_an_event_has_a_sentence() -> None:
     assert set(decode.REASONS) == {
         counter
         for counter in decode.Counter
-        if counter.name.startswith(("REFUSED", "SWITCHED", "UNFOLLOWED"))
+        if counter.name.startswith(("REFUSED", "SWITCHED", "UNFOLLOWED", "OVERRAN"))
     }
 
 
@@ -135,6 +136,14 @@ def test_what_stays_charged_unseen_is_no_refusal_and_no_kill() -> None:
     )
     holding = decode.HOLDING.pack(0x300, 9, 0, 0, 0, 1, 0, 8192, 0, decode.HOLDING_UNFOLLOWED)
     assert decode.unpack_holding(holding) == decode.Holding(0x300, (9,), 8192, False, False)
+
+
+def test_what_nothing_let_pass_is_told_with_the_limit_it_is_above() -> None:
+    event = decode.Event(1.0, 42, "x", 9, 0x300, 8192, 9000, 4096, decode.Counter.OVERRAN, 0)
+    assert not event.refused
+    assert str(event) == (
+        "x[42] took 8192 bytes: made without being let pass, above its share (9000 of 4096 used)"
+    )
 
 
 def test_a_kill_reads_as_one_sentence_with_what_was_let_pass() -> None:

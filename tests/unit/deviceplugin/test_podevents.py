@@ -83,6 +83,8 @@ def test_a_refusal_is_told_with_asked_used_and_limit() -> None:
         ("refused_no_ledger", REFUSED),
         ("refused_cu_mask", REFUSED_COMPUTE),
         ("refused_unmasked", REFUSED_COMPUTE),
+        ("refused_queues_full", REFUSED_COMPUTE),
+        ("overran", SPARED),
         ("switched_killed", KILLED),
         ("overrun_killed", KILLED),
         ("switched_spared", SPARED),

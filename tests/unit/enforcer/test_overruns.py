@@ -41,7 +41,9 @@ def ended(_: Container | PodCgroup) -> bool:
     return True
 
 
-@pytest.mark.parametrize("reason", [Counter.SWITCHED_KILLED, Counter.SWITCHED_SPARED])
+@pytest.mark.parametrize(
+    "reason", [Counter.SWITCHED_KILLED, Counter.SWITCHED_SPARED, Counter.OVERRAN]
+)
 def test_a_container_above_its_limit_a_second_after_a_switch_is_killed_once(
     reason: Counter,
 ) -> None:

@@ -73,6 +73,10 @@ class Driver:
     def open(self, path: str) -> None:
         self._files[path] = os.open(path, os.O_RDWR)
 
+    def descriptor(self, path: str) -> int:
+        """That of an open file."""
+        return self._files[path]
+
     def call(self, path: str, command: int, arguments: bytes) -> bytes:
         """The call with its arguments in memory that is resident."""
         buffer = ctypes.create_string_buffer(arguments, max(len(arguments), 256))
@@ -96,13 +100,16 @@ class Driver:
         return int(struct.unpack("=IIi", self.call(path, PRIME_FD_TO_HANDLE, arguments))[0])
 
     def take(self, name: str) -> int:
-        """A descriptor from whoever gives one at that abstract socket."""
+        """A descriptor from whoever gives one at that abstract socket; EACCES if none arrives."""
         with socket.socket(socket.AF_UNIX) as listening:
             listening.bind("\0" + name)
             listening.listen()
             peer, _ = listening.accept()
             with peer:
-                return socket.recv_fds(peer, 1, 1)[1][0]
+                descriptors = socket.recv_fds(peer, 1, 1)[1]
+        if not descriptors:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return descriptors[0]
 
     def give(self, name: str, descriptor: int) -> None:
         """Waits for the taker."""

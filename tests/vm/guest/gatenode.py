@@ -73,6 +73,10 @@ class Node:
             self.maps.set_limit(path.stat().st_ino, self.gpu, limit)
         return path
 
+    def box(self, name: str) -> Path:
+        """One that was made."""
+        return CGROUPS / name
+
     def _remove(self, path: Path) -> None:
         number = path.stat().st_ino
         settled(lambda: not (path / "cgroup.procs").read_text())
