@@ -39,10 +39,11 @@ static __always_inline void begin_buffer(__u64 gpu, __u32 type, __u32 domain, bo
 	if (!tenants_found.count)
 		return;
 	if (!find_owners(&tenants_found, gpu, &to)) {
-		/* Of a GPU it has no share of: not what was reserved. */
-		if (caller)
-			caller->asked |= CALL_MAY_COST_LESS;
-		return;
+		if (type == ttm_bo_type_kernel)
+			return;
+		/* Nothing lets it pass but switched arguments: all its cgroups answer for it. */
+		to = tenants_found;
+		to.gpu = gpu;
 	}
 	if (!caller)
 		caller = current_caller(BPF_LOCAL_STORAGE_GET_F_CREATE);

@@ -137,6 +137,17 @@ def fresh_node(gpus: list[Gpu]) -> Iterator[Node]:
 
 
 @contextmanager
+def held_up(gpu: Gpu) -> Iterator[None]:
+    """Buffers begin to be made and are not, as where the driver has to make room."""
+    knob = Path(f"/sys/kernel/debug/amdgpu/{gpu.bdf}/sim_holds")
+    knob.write_text("Y")
+    try:
+        yield
+    finally:
+        knob.write_text("N")
+
+
+@contextmanager
 def client_in(cgroup: Path | None, binary: Path, gpu: Gpu) -> Iterator[PlainClient]:
     """The static client there with the GPU's files open; ended, or reaped if it was killed."""
     client = PlainClient(binary)

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 from bpf import loader
 from enforcer.api.client import Client
 from enforcer.model import MIB
-from tests.vm.guest.gatenode import OBJECTS
+from tests.vm.guest.gatenode import OBJECTS, held_up
 from tests.vm.guest.node import PlainClient
 from tests.vm.guest.services import ledger, wait_for
 from tests.vm.guest.test_limit import tenant
-from tests.vm.guest.test_upgrade import held_up
 
 if TYPE_CHECKING:
     from bpf.decode import LedgerUsage

@@ -7,7 +7,6 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -19,7 +18,7 @@ from enforcer.model import MIB
 from tests.testbed.otherbuild import VARIABLE
 from tests.vm.guest import truth
 from tests.vm.guest.caller import DOMAIN_GTT, DOMAIN_VRAM
-from tests.vm.guest.gatenode import OBJECTS, PINS, fresh_node
+from tests.vm.guest.gatenode import OBJECTS, PINS, fresh_node, held_up
 from tests.vm.guest.services import ledger_source, wait_for
 
 if TYPE_CHECKING:
@@ -67,17 +66,6 @@ def enforce(objects: Path) -> None:
     assert layers.problems == {}
     assert layers.gate.on
     assert layers.ledger == ledger_source()
-
-
-@contextmanager
-def held_up(gpu: Gpu) -> Iterator[None]:
-    """Buffers begin to be made and are not, as where the driver has to make room for them."""
-    knob = Path(f"/sys/kernel/debug/amdgpu/{gpu.bdf}/sim_create_holds")
-    knob.write_text("Y")
-    try:
-        yield
-    finally:
-        knob.write_text("N")
 
 
 class Beyond:

@@ -152,7 +152,7 @@ struct amdgpu_device {
 	u64 sim_move_context;
 	u64 sim_move_seqno;
 	u32 sim_move_delay_ms;
-	bool sim_create_holds;
+	bool sim_holds;
 	bool sim_reset_fails;
 	/* Pages that buffers in system memory would have. */
 	atomic64_t sim_system_pages;

@@ -5,7 +5,7 @@
  *   sim_page_tables        pid, client, tables, bytes of every open drm file
  *   sim_buffers            place and bytes of what VRAM holds, by allocating task
  *   sim_move_delay_ms      how long a buffer move takes from now on
- *   sim_create_holds       buffers of users begin to be made and are not done from now on
+ *   sim_holds              buffers of users begin to be made and are not done from now on
  *   sim_gpu_busy_percent, sim_mem_busy_percent   what sysfs shows
  *   amdgpu_gpu_recover     reading it "resets" the GPU, as in the real driver
  *   sim_reset_fails        resets begin and do not end from now on
@@ -129,7 +129,7 @@ void amdgpu_debugfs_init(struct amdgpu_device *adev)
 #endif
 	debugfs_create_bool("sim_reset_fails", 0644, dir, &adev->sim_reset_fails);
 	debugfs_create_u32("sim_move_delay_ms", 0644, dir, &adev->sim_move_delay_ms);
-	debugfs_create_bool("sim_create_holds", 0644, dir, &adev->sim_create_holds);
+	debugfs_create_bool("sim_holds", 0644, dir, &adev->sim_holds);
 	debugfs_create_u32("sim_gpu_busy_percent", 0644, dir, &adev->sim_gpu_busy_percent);
 	debugfs_create_u32("sim_mem_busy_percent", 0644, dir, &adev->sim_mem_busy_percent);
 }

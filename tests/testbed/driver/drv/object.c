@@ -87,6 +87,17 @@ static bool amdgpu_bo_validate_size(struct amdgpu_device *adev, unsigned long si
 	return man && size < man->size;
 }
 
+/* As long as a test holds up what users do; a signal has the call begun anew. */
+static int sim_wait_held(struct amdgpu_device *adev)
+{
+	while (READ_ONCE(adev->sim_holds)) {
+		if (signal_pending(current))
+			return -ERESTARTSYS;
+		msleep_interruptible(20);
+	}
+	return 0;
+}
+
 noinline int amdgpu_bo_create(struct amdgpu_device *adev, struct amdgpu_bo_param *bp,
 			      struct amdgpu_bo **bo_ptr)
 {
@@ -108,6 +119,12 @@ noinline int amdgpu_bo_create(struct amdgpu_device *adev, struct amdgpu_bo_param
 		return -EINVAL;
 	if (!amdgpu_bo_validate_size(adev, size, bp->domain))
 		return -ENOMEM;
+	/* As where room has to be made by moving others out. */
+	if (bp->type == ttm_bo_type_device) {
+		r = sim_wait_held(adev);
+		if (r)
+			return r;
+	}
 
 	bo = kvzalloc(bp->bo_ptr_size, GFP_KERNEL);
 	if (!bo)
@@ -130,11 +147,6 @@ noinline int amdgpu_bo_create(struct amdgpu_device *adev, struct amdgpu_bo_param
 		bo->tbo.priority = 1;
 	if (!bp->destroy)
 		bp->destroy = &amdgpu_bo_destroy;
-
-	/* As where room has to be made by moving others out. */
-	while (bp->type == ttm_bo_type_device && READ_ONCE(adev->sim_create_holds) &&
-	       !fatal_signal_pending(current))
-		msleep(20);
 
 	/* On failure TTM drops the object, which ends in bp->destroy(). */
 	r = ttm_bo_init_reserved(&adev->mman.bdev, &bo->tbo, bp->type, &bo->placement, page_align,
