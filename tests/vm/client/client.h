@@ -38,6 +38,7 @@ struct command {
 /* Each list ends with an entry without a name. */
 extern const struct command escape_commands[];
 extern const struct command storm_commands[];
+extern const struct command supervise_commands[];
 
 __attribute__((format(printf, 1, 2))) void say(const char *format, ...);
 const char *errno_name(int number);

@@ -8,21 +8,25 @@
  *   exec                  this program anew, with the DRM file still open          fd
  *   leave-leader          the first thread ends; another reads on
  *   clone WORD ... -- COMMAND ...   run one command in a child. WORDs: vm (on our
- *                         memory, while we wait, as vfork's is), parent (our
- *                         parent's child), into=DIR (born in that cgroup)
+ *                         memory, while we wait, as vfork's is), files (with our
+ *                         table of open files), parent (our parent's child),
+ *                         into=DIR (born in that cgroup)
  *   own GPU COMMAND ...   one command with this GPU's files opened anew
  *   unshare               a cgroup and a mount namespace of our own
  *   enter DIR             go into that cgroup, where its file can be written
  *   mount-cgroups DIR     the cgroup hierarchy, as far as we may see it
  *   pidfd-getfd PID FD    another process's open file                              fd
+ *   reopen FD             the same by way of /proc, whatever it was opened for     fd
  *   torn kfd|drm CMD OFFSET BEFORE AFTER thread|mem|vm|never   the call with its first
  *                         OFFSET bytes read as BEFORE, and as AFTER once the rest
  *                         has been read: a page fault between them is served late.
  *                         By a thread; by a child that writes into our memory and
  *                         stays; by a child that shares it and stays; never faults
- *   shake dontneed|mremap|dup|mem kfd GPU|gem SIZE TRIES   create while the
+ *   shake dontneed|mremap|dontunmap|punch|dup|mem kfd GPU|gem SIZE TRIES   create while the
  *                         arguments' page, the file's number or its bytes (by
  *                         another process) are changed and put back   made refused
+ *   waver GPU OTHER SIZE TRIES   allocate and free while another thread writes one
+ *                         GPU's number, and the other's, into the arguments  made refused
  *   poke SMALL BIG        a child's GEM_CREATE of SMALL is made one of BIG by its
  *                         tracer, at the entry of the call
  *   uring kfd|drm CMD HEX the same call by io_uring
@@ -173,6 +177,8 @@ static int do_clone(struct client *c, int n, char **w)
 	for (i = 0; i < n && strcmp(w[i], "--"); i++) {
 		if (!strcmp(w[i], "vm"))
 			args.flags |= CLONE_VM | CLONE_VFORK;
+		else if (!strcmp(w[i], "files"))
+			args.flags |= CLONE_FILES;
 		else if (!strcmp(w[i], "parent"))
 			args.flags |= CLONE_PARENT;
 		else if (!strncmp(w[i], "into=", 5))
@@ -269,6 +275,24 @@ static int do_pidfd_getfd(struct client *c, int n, char **w)
 	close(pidfd);
 	if (fd < 0)
 		return -1;
+	say(" fd=%d", fd);
+	return 0;
+}
+
+static int do_reopen(struct client *c, int n, char **w)
+{
+	char path[64];
+	int known, fd;
+
+	(void)c;
+	(void)n;
+	snprintf(path, sizeof(path), "/proc/self/fd/%s", w[0]);
+	known = open(path, O_PATH | O_CLOEXEC);
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", known);
+	fd = known < 0 ? -1 : open(path, O_RDWR | O_CLOEXEC);
+	if (fd < 0)
+		return -1;
+	close(known);
 	say(" fd=%d", fd);
 	return 0;
 }
@@ -403,10 +427,13 @@ struct shaker {
 	enum {
 		DONTNEED,
 		MREMAP,
+		DONTUNMAP,
+		PUNCH,
 		DUP,
 		MEM
 	} how;
 	unsigned char *page;
+	int memory;
 	int number, own, other;
 	volatile bool stop;
 };
@@ -425,6 +452,13 @@ static void *shake(void *data)
 		case MREMAP:
 			mremap(s->page, PAGE, PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, elsewhere);
 			mremap(elsewhere, PAGE, PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, s->page);
+			break;
+		case DONTUNMAP:
+			mremap(s->page, PAGE, PAGE,
+			       MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, elsewhere);
+			break;
+		case PUNCH:
+			fallocate(s->memory, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, PAGE);
 			break;
 		case DUP:
 			dup2(s->other, s->number);
@@ -455,7 +489,9 @@ static void shake_from_outside(pid_t of, off_t at, uint64_t small)
 static int do_shake(struct client *c, int n, char **w)
 {
 	static unsigned char contents[PAGE];
-	static const char *const hows[] = { "dontneed", "mremap", "dup", "mem" };
+	static const char *const hows[] = {
+		"dontneed", "mremap", "dontunmap", "punch", "dup", "mem"
+	};
 	bool kfd = !strcmp(w[1], "kfd");
 	struct kfd_ioctl_alloc_memory_of_gpu_args *of_kfd = (void *)contents;
 	struct drm_amdgpu_gem_create_in *of_gem = (void *)contents;
@@ -475,7 +511,10 @@ static int do_shake(struct client *c, int n, char **w)
 		return -1;
 	while (s.how <= MEM && strcmp(w[0], hows[s.how]))
 		s.how++;
-	s.page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	s.memory = memfd_create("arguments", MFD_CLOEXEC);
+	if (s.memory < 0 || ftruncate(s.memory, PAGE))
+		return -1;
+	s.page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, s.memory, 0);
 	s.own = kfd ? c->kfd : c->drm;
 	s.other = kfd ? c->drm : c->kfd;
 	s.number = dup(s.own);
@@ -525,8 +564,65 @@ static int do_shake(struct client *c, int n, char **w)
 		waitpid(child, NULL, 0);
 	}
 	close(s.number);
+	close(s.memory);
 	munmap(s.page, PAGE);
 	say(" made=%" PRIu64 " refused=%" PRIu64, made, refused);
+	return 0;
+}
+
+struct waverer {
+	volatile uint32_t *gpu;
+	uint32_t one, other;
+	volatile bool stop;
+};
+
+static void *waver(void *data)
+{
+	struct waverer *s = data;
+	volatile unsigned int i;
+
+	/* Long enough for the scheduler to find each of them there. */
+	while (!s->stop) {
+		*s->gpu = s->other;
+		for (i = 0; i < 1000; i++)
+			;
+		*s->gpu = s->one;
+		for (i = 0; i < 1000; i++)
+			;
+	}
+	return NULL;
+}
+
+static int do_waver(struct client *c, int n, char **w)
+{
+	static struct kfd_ioctl_alloc_memory_of_gpu_args args __attribute__((aligned(64)));
+	struct kfd_ioctl_free_memory_of_gpu_args gone = { 0 };
+	struct waverer s = { .gpu = &args.gpu_id };
+	uint64_t one, other, size, tries, i, made = 0;
+	pthread_t thread;
+
+	(void)n;
+	if (bad_number(w[0], &one) || bad_number(w[1], &other) || bad_number(w[2], &size) ||
+	    bad_number(w[3], &tries))
+		return -1;
+	s.one = (uint32_t)one;
+	s.other = (uint32_t)other;
+	errno = pthread_create(&thread, NULL, waver, &s);
+	if (errno)
+		return -1;
+	for (i = 0; i < tries; i++) {
+		args.va_addr = take_va(c, size);
+		args.size = size;
+		args.flags = DEFAULT_KFD_FLAGS;
+		if (ioctl(c->kfd, AMDKFD_IOC_ALLOC_MEMORY_OF_GPU, &args))
+			continue;
+		made++;
+		gone.handle = args.handle;
+		call(c->kfd, AMDKFD_IOC_FREE_MEMORY_OF_GPU, &gone);
+	}
+	s.stop = true;
+	pthread_join(thread, NULL);
+	say(" made=%" PRIu64 " refused=%" PRIu64, made, tries - made);
 	return 0;
 }
 
@@ -822,8 +918,11 @@ const struct command escape_commands[] = {
 	{ "enter", "DIR", 1, 1, do_enter },
 	{ "mount-cgroups", "DIR", 1, 1, do_mount_cgroups },
 	{ "pidfd-getfd", "PID FD", 2, 2, do_pidfd_getfd },
+	{ "reopen", "FD", 1, 1, do_reopen },
 	{ "torn", "kfd|drm CMD OFFSET BEFORE AFTER thread|mem|vm|never", 6, 6, do_torn },
-	{ "shake", "dontneed|mremap|dup|mem kfd GPU|gem SIZE TRIES", 4, 5, do_shake },
+	{ "shake", "dontneed|mremap|dontunmap|punch|dup|mem kfd GPU|gem SIZE TRIES", 4, 5,
+	  do_shake },
+	{ "waver", "GPU OTHER SIZE TRIES", 4, 4, do_waver },
 	{ "poke", "SMALL BIG", 2, 2, do_poke },
 	{ "uring", "kfd|drm CMD HEX", 3, 3, do_uring },
 	{ "bomb", "PROCESSES kfd GPU|gem CHUNK", 3, 4, do_bomb },

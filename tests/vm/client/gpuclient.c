@@ -68,7 +68,7 @@
  *   sleep SECONDS
  *   exit [STATUS]
  *
- * What hostile programs try is in escape.c, random use by many at once in storm.c.
+ * What hostile programs try is in escape.c and supervise.c, random use by many at once in storm.c.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -1246,7 +1246,8 @@ static const struct command commands[] = {
 	{ 0 },
 };
 
-static const struct command *const lists[] = { commands, escape_commands, storm_commands };
+static const struct command *const lists[] = { commands, escape_commands, storm_commands,
+					       supervise_commands };
 
 /* ---- the loop ---- */
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from enforcer.model import MIB
 from tests.vm.guest import truth
-from tests.vm.guest.caller import ALLOC_VRAM, ALLOC_WRITABLE, DOMAIN_VRAM
+from tests.vm.guest.caller import ALLOC_VRAM, ALLOC_WRITABLE, DOMAIN_VRAM, KFD_ALLOC
 from tests.vm.guest.services import wait_for
 
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 SHARE: Final = 16 * MIB
 SECONDS: Final = 60
 """For kernel threads to give back what a process had, on a machine that has other things to do."""
+
+_SHORTER: Final = 39
+KFD_ALLOC_SHORTER: Final = KFD_ALLOC & ~(0x3FFF << 16) | _SHORTER << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,15 @@ def dies(client: Client, command: str) -> bool:
 def kfd_arguments(kfd_id: int, size: int, flags: int = ALLOC_VRAM | ALLOC_WRITABLE) -> bytes:
     """``struct kfd_ioctl_alloc_memory_of_gpu_args``."""
     return struct.pack("=QQQQII", 1 << 41, size, 0, 0, kfd_id, flags)
+
+
+def kfd_arguments_shorter(kfd_id: int, size: int) -> bytes:
+    """Without their last byte, for KFD_ALLOC_SHORTER: the driver puts a zero there.
+
+    The GPU's number lies in one word with the flags, and the kernel copies word by word: but byte
+    by byte what is no whole word.
+    """
+    return kfd_arguments(kfd_id, size, ALLOC_VRAM)[:_SHORTER]
 
 
 def gem_arguments(size: int, domains: int = DOMAIN_VRAM) -> bytes:

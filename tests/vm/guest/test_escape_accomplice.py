@@ -18,7 +18,12 @@ import pytest
 from enforcer.model import MIB
 from tests.vm.guest import truth
 from tests.vm.guest.caller import DOMAIN_VRAM, GEM_CREATE, GEM_OP, KFD_ALLOC, SET_PLACEMENT
-from tests.vm.guest.hostile import gem_arguments, kfd_arguments
+from tests.vm.guest.hostile import (
+    KFD_ALLOC_SHORTER,
+    gem_arguments,
+    kfd_arguments,
+    kfd_arguments_shorter,
+)
 from tests.vm.guest.node import slice_of
 from tests.vm.guest.services import gate_limit, is_module, ledger, wait_for
 from tests.vm.guest.test_limit import tenant
@@ -45,19 +50,20 @@ def faults_for_all() -> Iterator[None]:
     _FAULTS.write_text(before)
 
 
-def gem(_gpu: Gpu, _one: Tenant) -> str:
+def gem(_gpus: list[Gpu], _one: Tenant) -> str:
     """The child that serves the fault has the killed one's DRM file."""
     before, after = gem_arguments(4096), gem_arguments(BIG)
     return f"torn drm {GEM_CREATE:#x} 8 {before.hex()} {after.hex()} mem"
 
 
-def kfd(gpu: Gpu, _one: Tenant) -> str:
+def kfd(gpus: list[Gpu], _one: Tenant) -> str:
     """It has the killed one's memory, by which KFD knows a process."""
-    before, after = (kfd_arguments(gpu.kfd_id, size) for size in (4096, BIG))
-    return f"own {gpu.kfd_id} torn kfd {KFD_ALLOC:#x} 16 {before.hex()} {after.hex()} vm"
+    number = gpus[0].kfd_id
+    before, after = (kfd_arguments(number, size) for size in (4096, BIG))
+    return f"own {number} torn kfd {KFD_ALLOC:#x} 16 {before.hex()} {after.hex()} vm"
 
 
-def placement(_gpu: Gpu, one: Tenant) -> str:
+def placement(_gpus: list[Gpu], one: Tenant) -> str:
     """A system buffer that is to move into VRAM at its next use."""
     handle = int(one.client.gem_create(BIG, "gtt"))
     before, after = (
@@ -66,34 +72,48 @@ def placement(_gpu: Gpu, one: Tenant) -> str:
     return f"torn drm {GEM_OP:#x} 8 {before.hex()} {after.hex()} mem"
 
 
+def elsewhere(gpus: list[Gpu], one: Tenant) -> str:
+    """On the second GPU, of which the container has no slice."""
+    one.client.ask(f"open render {gpus[1].render}")
+    before, after = (kfd_arguments_shorter(gpu.kfd_id, SLICE) for gpu in gpus)
+    words = f"torn kfd {KFD_ALLOC_SHORTER:#x} 36 {before.hex()} {after.hex()} vm"
+    return f"own {gpus[1].kfd_id} {words}"
+
+
 def overruns(enforcer: Enforcer) -> list[str]:
     """What it has said of containers above their limit by a trick."""
     lines = enforcer.log.read_text().splitlines()
     return [line for line in lines if "above its limit after switched arguments" in line]
 
 
-@pytest.mark.parametrize("trick", [gem, kfd, placement])
+@pytest.mark.parametrize("trick", [gem, kfd, placement, elsewhere])
 def test_the_container_ends_and_what_it_had_comes_back(
-    enforcer: Enforcer, pods: Pods, gpu: Gpu, trick: Callable[[Gpu, Tenant], str]
+    enforcer: Enforcer,
+    pods: Pods,
+    gpus: list[Gpu],
+    trick: Callable[[list[Gpu], Tenant], str],
 ) -> None:
+    gpu, other = gpus
     one = tenant(pods, enforcer, gpu, SLICE // MIB)
     neighbour = tenant(pods, enforcer, gpu, SLICE // MIB, "beside")
     neighbour.client.gem_create(SLICE)
     known = len(overruns(enforcer))
     if not is_module():
         # The gate does not wait for the fault, so the driver never reads what it is served with.
-        assert one.client.refused(f"fork {trick(gpu, one)}") == "ENOMEM"
+        assert one.client.refused(f"fork {trick(gpus, one)}") == "ENOMEM"
         assert ledger(one.pod.cgroup_id, gpu.bdf).requested == 0
         assert truth.buffers(gpu.bdf) == SLICE
         return
     # In a child: were it the container's first process, all others would go with it.
     with suppress(AssertionError, BrokenPipeError):
-        one.client.refused(f"fork {trick(gpu, one)}")
+        one.client.refused(f"fork {trick(gpus, one)}")
     assert one.container.process.wait(timeout=60) != 0
     wait_for("all given back", lambda: ledger(one.pod.cgroup_id, gpu.bdf).requested == 0, 30)
     wait_for("the driver without it", lambda: truth.buffers(gpu.bdf) == SLICE, 30)
+    wait_for("the other GPU without it", lambda: truth.buffers(other.bdf) == 0, 30)
     (told,) = overruns(enforcer)[known:]
-    assert f"{one.pod.namespace}/{one.pod.name} on {gpu.bdf}" in told
+    where = other if trick is elsewhere else gpu
+    assert f"{one.pod.namespace}/{one.pod.name} on {where.bdf}" in told
     assert neighbour.client.refused("gem-create 1 vram") == "ENOMEM"
 
 
@@ -124,7 +144,7 @@ def test_a_sibling_that_keeps_what_was_made_ends_with_the_pod(
         one.client.ask(f"send kept {shared}")
         received.result(60)
     with suppress(AssertionError, BrokenPipeError):
-        one.client.refused(f"fork {gem(gpu, one)}")
+        one.client.refused(f"fork {gem([gpu], one)}")
     for container in (one.container, sibling.container):
         assert container.process.wait(timeout=60) != 0
     wait_for("the driver without the pod's", lambda: truth.buffers(gpu.bdf) == SLICE, 30)

@@ -9,6 +9,7 @@ fault is the attacker's: the gate has read one half when the attacker changes it
 from __future__ import annotations
 
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +18,7 @@ import pytest
 from bpf import loader
 from bpf.decode import Counter
 from enforcer.model import MIB
+from tests.vm.guest import truth
 from tests.vm.guest.caller import (
     DOMAIN_GTT,
     DOMAIN_VRAM,
@@ -32,9 +34,18 @@ from tests.vm.guest.gatenode import (
     Node,
     client_in,
     fresh_node,
+    held_up,
     loaded_parts,
 )
-from tests.vm.guest.hostile import SHARE, Share, dies, gem_arguments, kfd_arguments
+from tests.vm.guest.hostile import (
+    KFD_ALLOC_SHORTER,
+    SHARE,
+    Share,
+    dies,
+    gem_arguments,
+    kfd_arguments,
+    kfd_arguments_shorter,
+)
 from tests.vm.guest.services import wait_for
 
 if TYPE_CHECKING:
@@ -46,6 +57,7 @@ if TYPE_CHECKING:
 
 SMALL: Final = MIB
 BIG: Final = 2 * SHARE
+RESTARTS: Final = 20
 
 
 @pytest.fixture(scope="module")
@@ -147,6 +159,55 @@ class TestTornArguments:
         share.hold(0)
 
 
+class TestAnotherGpu:
+    """The number of the GPU is switched to that of one with a smaller share, or with none."""
+
+    @pytest.fixture(params=[None, SMALL], ids=["no share", "a smaller share"])
+    def other(
+        self, request: pytest.FixtureRequest, node: Node, share: Share, client: PlainClient
+    ) -> Gpu:
+        """The second GPU, whose files the container has open too."""
+        if request.param:
+            node.maps.set_limit(share.box.stat().st_ino, node.keys[1], request.param)
+        client.open(node.gpus[1])
+        node.maps.events()
+        return node.gpus[1]
+
+    def switch(self, node: Node, other: Gpu, by: str) -> str:
+        before, after = (
+            kfd_arguments_shorter(number, SHARE) for number in (node.kfd_id, other.kfd_id)
+        )
+        return torn("kfd", KFD_ALLOC_SHORTER, 36, before, after, by)
+
+    def test_what_was_made_there_is_gone_with_the_killed_process(
+        self, loaded: Gate, node: Node, share: Share, client: PlainClient, other: Gpu
+    ) -> None:
+        kill_or_refusal(loaded, node, client, self.switch(node, other, "thread"))
+        (event,) = node.maps.events()
+        number = share.box.stat().st_ino
+        if loaded.asked_by == "lsm":
+            assert event.reason is Counter.SWITCHED_KILLED
+            assert (event.cgroup, event.gpu, event.asked) == (number, node.keys[1], SHARE)
+        share.hold(0)
+        row = node.maps.usage().get((number, node.keys[1]))
+        assert row is None or row.empty
+
+    def test_what_an_accomplice_keeps_there_is_booked(
+        self, loaded: Gate, node: Node, share: Share, client: PlainClient, other: Gpu
+    ) -> None:
+        kill_or_refusal(loaded, node, client, self.switch(node, other, "vm"))
+        if loaded.asked_by == "lsm":
+            usage = node.usage(share.box, node.keys[1])
+            assert (usage.requested, usage.resident, usage.reserved) == (SHARE, SHARE, 0)
+            assert truth.buffers(other.bdf) == SHARE
+            assert node.usage(share.box).requested == 0
+        (share.box / "cgroup.kill").write_text("1")
+        share.hold(0)
+        wait_for(
+            "the books to say so", lambda: all(one.empty for one in node.maps.usage().values())
+        )
+
+
 def test_a_call_that_is_held_up_for_ever_holds_up_no_update(
     loaded: Gate, node: Node, share: Share, client: PlainClient
 ) -> None:
@@ -166,7 +227,7 @@ def test_a_call_that_is_held_up_for_ever_holds_up_no_update(
 
 
 class TestArgumentsThatMove:
-    @pytest.mark.parametrize("how", ["dontneed", "mremap", "dup"])
+    @pytest.mark.parametrize("how", ["dontneed", "mremap", "dontunmap", "punch", "dup"])
     @pytest.mark.parametrize("call", ["kfd", "gem"])
     def test_a_page_dropped_or_moved_and_a_file_exchanged_during_calls(
         self, node: Node, share: Share, client: PlainClient, how: str, call: str
@@ -197,6 +258,40 @@ def test_a_tracer_that_rewrites_the_arguments_at_the_entry_of_the_call(
     client.gem_create(SHARE - 2 * SMALL)
     assert client.refused(f"poke {SMALL} {BIG}") == "ENOMEM"
     assert client.refused(f"poke {SMALL} {2 * SMALL}") == ""
+    share.hold(SHARE)
+
+
+@pytest.mark.parametrize("call", ["kfd", "gem"])
+def test_a_supervisor_that_rewrites_the_arguments_of_a_call_it_held_up_by_seccomp(
+    node: Node, share: Share, client: PlainClient, call: str
+) -> None:
+    def notify(before: int, after: int) -> str:
+        if call == "kfd":
+            words = [kfd_arguments(node.kfd_id, size).hex() for size in (before, after)]
+            return f"notify kfd {KFD_ALLOC:#x} {' '.join(words)}"
+        words = [gem_arguments(size).hex() for size in (before, after)]
+        return f"notify drm {GEM_CREATE:#x} {' '.join(words)}"
+
+    client.gem_create(SHARE - 2 * SMALL)
+    assert client.refused(notify(SMALL, BIG)) == "ENOMEM"
+    assert client.refused(notify(BIG, 2 * SMALL)) == ""
+    share.hold(SHARE)
+
+
+@pytest.mark.parametrize("call", ["kfd", "gem"])
+def test_signals_that_have_a_call_begun_anew_again_and_again(
+    node: Node, share: Share, client: PlainClient, call: str
+) -> None:
+    """While the driver waits for something, as it does where it has to make room."""
+    made = f"kfd-alloc {node.kfd_id} {SHARE}" if call == "kfd" else f"gem-create {SHARE} vram"
+    before = node.counted("given_back")
+    with ThreadPoolExecutor(1) as pool:
+        with held_up(node.gpus[0]):
+            answer = pool.submit(client.refused, f"interrupted {made}")
+            wait_for("restarts", lambda: node.counted("given_back") >= before + RESTARTS, 60)
+            assert node.usage(share.box).peak == SHARE
+        assert answer.result(60) == ""
+    assert client.refused("gem-create 1 vram") == "ENOMEM"
     share.hold(SHARE)
 
 

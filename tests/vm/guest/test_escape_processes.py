@@ -7,13 +7,22 @@ Cgroups made below the container, and threads of one process that race, are in `
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 import pytest
 
 from enforcer.model import MIB
 from tests.vm.guest import truth
-from tests.vm.guest.gatenode import CGROUPS, Node, client_in, fresh_node, loaded_parts, settled
+from tests.vm.guest.gatenode import (
+    CGROUPS,
+    Node,
+    client_in,
+    fresh_node,
+    held_up,
+    loaded_parts,
+    settled,
+)
 from tests.vm.guest.hostile import SHARE, Share
 from tests.vm.guest.services import wait_for
 
@@ -78,7 +87,7 @@ def gives_back(node: Node, share: Share, client: PlainClient) -> None:
 
 
 class TestAnotherProcess:
-    @pytest.mark.parametrize("kind", ["fork", "clone --", "clone vm --"])
+    @pytest.mark.parametrize("kind", ["fork", "clone --", "clone vm --", "clone files --"])
     def test_a_child_of_any_kind_gets_what_is_left(
         self, share: Share, client: PlainClient, kind: str
     ) -> None:
@@ -167,6 +176,20 @@ class TestAnotherCgroup:
         assert node.usage(share.box).requested == HALF
         assert node.usage(other).requested == SHARE
         assert truth.buffers(node.gpus[0].bdf) == HALF + SHARE
+
+    def test_a_process_moved_in_the_middle_of_a_call(
+        self, node: Node, share: Share, client: PlainClient
+    ) -> None:
+        """What it asked for here is charged here, though it is made over there."""
+        other = node.cgroup("other", SHARE)
+        with ThreadPoolExecutor(1) as pool:
+            with held_up(node.gpus[0]):
+                making = pool.submit(client.gem_create, HALF)
+                wait_for("the call to be let pass", lambda: node.usage(share.box).reserved == HALF)
+                (other / "cgroup.procs").write_text(str(client.process.pid))
+            making.result(60)
+        assert (other.stat().st_ino, node.gpu) not in node.maps.usage()
+        share.hold(SHARE)
 
 
 class TestDeath:

@@ -26,6 +26,7 @@ from tests.vm.guest.gatenode import (
     settled,
 )
 from tests.vm.guest.hostile import SHARE, Share
+from tests.vm.guest.node import RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -152,6 +153,53 @@ def test_an_open_file_taken_from_another_process_is_one_that_was_passed(
     assert node.usage(share.box).requested == SHARE
     node.maps.set_policy(Policy(refuse_passed=True))
     assert client.refused(f"pidfd-getfd {helper.process.pid} {theirs}") == "EACCES"
+
+
+def test_an_open_file_that_a_supervisor_puts_into_a_process_is_one_that_was_passed(
+    node: Node, share: Share, client: PlainClient, helper: PlainClient
+) -> None:
+    """By seccomp: the supervisor is in another container, and answers for a call with a file."""
+
+    def supervised(fd: str) -> tuple[str, str]:
+        """What came of it for the supervisor and for the one who called."""
+        listener = hand(client, helper, client.ask("listen")["fd"])
+        outcome = helper.refused(f"inject {listener} {fd}")
+        helper.ask(f"close {listener}")
+        try:
+            return outcome, client.ask("notified")["fd"]
+        except RefusedError as error:
+            return outcome, error.errno
+
+    theirs = helper.ask(f"open render {node.gpus[0].render}")["fd"]
+    helper.gem_create(SHARE)
+    outcome, fd = supervised(theirs)
+    assert outcome == ""
+    client.ask(f"use drm {fd}")
+    client.gem_create(SHARE)
+    assert client.refused("gem-create 1 vram") == "ENOMEM"
+    assert node.usage(share.box).requested == SHARE
+    node.maps.set_policy(Policy(refuse_passed=True))
+    assert supervised(theirs) == ("EACCES", "EACCES")
+
+
+def test_kfd_serves_nobody_but_the_process_that_opened_it(
+    node: Node, share: Share, client: PlainClient, helper: PlainClient
+) -> None:
+    theirs = helper.ask("open kfd")["fd"]
+    taken = client.ask(f"pidfd-getfd {helper.process.pid} {theirs}")["fd"]
+    client.ask(f"use kfd {taken}")
+    assert client.refused(f"kfd-alloc {node.kfd_id} {PAGE}") == "EBADF"
+    share.hold(0)
+
+
+def test_a_file_that_was_passed_and_is_opened_anew_by_way_of_proc_is_its_own(
+    node: Node, share: Share, client: PlainClient, helper: PlainClient
+) -> None:
+    kept = hand(helper, client, helper.ask(f"open render {node.gpus[0].render}")["fd"])
+    client.ask(f"use drm {client.ask(f'reopen {kept}')['fd']}")
+    client.ask(f"close {kept}")
+    assert client.ask(f"fill gem {MIB}")["bytes"] == str(SHARE)
+    share.hold(SHARE)
 
 
 @contextmanager

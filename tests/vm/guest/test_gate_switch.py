@@ -12,7 +12,9 @@ import pytest
 
 from bpf.decode import Counter, Policy
 from enforcer.model import MIB
+from tests.vm.guest import truth
 from tests.vm.guest.gatenode import Node, client_in, fresh_node, loaded_parts, settled
+from tests.vm.guest.hostile import dies
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,6 +68,27 @@ def test_who_has_more_made_than_it_asked_for_is_killed_and_all_comes_back(
     assert {event.cgroup for event in events} == {box.stat().st_ino}
     assert all(event.used < event.asked <= BIG for event in events)
     assert settled(lambda: node.usage(box).empty), node.usage(box)
+
+
+def test_who_has_it_made_on_another_gpu_than_it_asked_for_is_killed_and_all_comes_back(
+    node: Node, client_binary: Path
+) -> None:
+    """On one of which its container has no share, and where the gate would refuse."""
+    box = node.cgroup("box", 64 * MIB)
+    other = node.gpus[1]
+    end = time.monotonic() + SECONDS
+    with client_in(box, client_binary, node.gpus[0]) as client:
+        client.open(other)
+        assert client.refused(f"kfd-alloc {other.kfd_id} {SMALL}") == "ENOMEM"
+        node.maps.events()
+        while not dies(client, f"waver {node.kfd_id} {other.kfd_id} {BIG} 2000"):
+            assert time.monotonic() < end, node.maps.counters()
+        assert client.process.wait(timeout=60) == -signal.SIGKILL
+    (event,) = [event for event in node.maps.events() if not event.refused]
+    assert event.reason is Counter.SWITCHED_KILLED
+    assert event.cgroup == box.stat().st_ino
+    assert settled(lambda: all(one.empty for one in node.maps.usage().values())), node.maps.usage()
+    assert settled(lambda: truth.buffers(other.bdf) == 0)
 
 
 @pytest.mark.parametrize("limit", [64 * MIB, None], ids=["report only", "whole GPU"])
