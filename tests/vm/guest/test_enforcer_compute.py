@@ -44,6 +44,10 @@ def test_a_containers_queues_are_held_against_its_slice(
     started.client.ask(f"cu-mask {queue} 0x1ff 0x1")
     row = ledger(number, gpu.bdf)
     assert (row.queues, row.queues_masked, row.masks_wider) == (1, 0, 1)
+    # As the limit they end with the container, whatever becomes of its slice.
     pods.slices.clear()
     enforcer.give([])
+    wait_for("a pass without the slice", lambda: one.pod not in (enforcer.metrics() or one.pod))
+    assert masks().keys() == {key}
+    started.container.kill()
     wait_for("no compute units left", lambda: masks() == {})
