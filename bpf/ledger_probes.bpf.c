@@ -85,6 +85,7 @@ static __always_inline void judge_buffer(struct caller *caller)
 	if (!why.cgroup)
 		return;
 	caller->asked |= CALL_PUNISHED;
+	limit_to_nothing(why.cgroup, why.gpu);
 	punish(&why);
 }
 

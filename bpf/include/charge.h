@@ -247,20 +247,9 @@ static __always_inline int call_ended(void *ctx)
 }
 
 /*
- * A tenant has got at a GPU of which it has no share: every byte there is beyond it. The entry tells
- * the daemon so, should an accomplice keep what was made.
+ * Of the caller's cgroups with a share of this GPU, the innermost that is limited; 0: none. For a
+ * tenant without a share every byte is beyond it: then the innermost of its cgroups.
  */
-static __noinline __u64 limit_to_nothing(__u64 cgroup, __u64 gpu)
-{
-	struct ledger_key key = { .cgroup = cgroup, .gpu = gpu };
-	struct limit nothing = {};
-
-	if (cgroup)
-		bpf_map_update_elem(&limits, &key, &nothing, BPF_NOEXIST);
-	return cgroup;
-}
-
-/* Of the caller's cgroups with a share of this GPU, the innermost that is limited; 0: none. */
 static __always_inline __u64 limited_by(__u64 gpu)
 {
 	struct owners tenants_found = {}, owners = {};
@@ -269,7 +258,7 @@ static __always_inline __u64 limited_by(__u64 gpu)
 
 	find_tenants(&tenants_found);
 	if (!find_owners(&tenants_found, gpu, &owners))
-		return limit_to_nothing(innermost_tenant(&tenants_found), gpu);
+		return innermost_tenant(&tenants_found);
 	for (i = 0; i < MAX_OWNERS && i < owners.count; i++) {
 		struct ledger_key key = { .cgroup = owners.cgroup[i], .gpu = gpu };
 		struct limit *limit = bpf_map_lookup_elem(&limits, &key);

@@ -7,6 +7,18 @@
 #include "demand.h"
 
 /*
+ * Who has got by a switch at a GPU of which it has no share has a limit there from now on, of no
+ * byte. It tells the daemon, should an accomplice keep what was made.
+ */
+static __noinline int limit_to_nothing(__u64 cgroup, __u64 gpu)
+{
+	struct ledger_key key = { .cgroup = cgroup, .gpu = gpu };
+	struct limit nothing = {};
+
+	return bpf_map_update_elem(&limits, &key, &nothing, BPF_NOEXIST);
+}
+
+/*
  * The driver's own copy of the arguments asks for more than the gate let pass: they were switched
  * between the two looks. Nothing can refuse here any more. The buffer is charged as it is made,
  * and the process, killed, gives it back.
@@ -27,6 +39,7 @@ static __noinline int judge_demand(const struct demand *demand)
 	why.asked = demand->size;
 	why.used = caller->reserved;
 	caller->asked |= CALL_PUNISHED;
+	limit_to_nothing(why.cgroup, why.gpu);
 	punish(&why);
 	return 0;
 }
