@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import Any
 
+import jsonschema
 import kubernetes_validate
 import pytest
 
+from tests.testbed.openshift import schema
 from tests.unit.charts.rendered import REMOVED, VARIANTS, Object, Values, only, render
 
 OLDEST = "1.25"
@@ -25,8 +28,14 @@ ALL = {
     "removed, with CDI": {**REMOVED, **VARIANTS["modes"]},
 }
 APP_ARMOR = "container.apparmor.security.beta.kubernetes.io"
-CUSTOM = {"ServiceMonitor", "PodMonitor", "PrometheusRule", "SecurityContextConstraints"}
-"""Kinds that Kubernetes itself does not know."""
+OPERATOR = "monitoring.coreos.com"
+CUSTOM = {
+    "ServiceMonitor": OPERATOR,
+    "PodMonitor": OPERATOR,
+    "PrometheusRule": OPERATOR,
+    "SecurityContextConstraints": "security.openshift.io",
+}
+"""Kinds that Kubernetes itself does not know, and their groups."""
 
 
 def oldest(values: Values) -> str:
@@ -53,6 +62,58 @@ def test_a_field_that_no_server_knows_would_be_found() -> None:
     item["spec"]["template"]["spec"]["containers"][0]["securityContext"]["priviledged"] = True
     with pytest.raises(kubernetes_validate.ValidationError, match="priviledged"):
         kubernetes_validate.validate(item, NEWEST, strict=True)
+
+
+@cache
+def custom(kind: str) -> jsonschema.Draft7Validator:
+    return jsonschema.Draft7Validator(schema(CUSTOM[kind], kind))
+
+
+def mistakes(item: Object) -> list[str]:
+    """What an API server that knows the kind would say against the object."""
+    kubernetes_validate.validate(
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": item["metadata"]}, NEWEST, strict=True
+    )
+    assert item["apiVersion"] == f"{CUSTOM[item['kind']]}/v1"
+    return [
+        f"{error.json_path}: {error.message}" for error in custom(item["kind"]).iter_errors(item)
+    ]
+
+
+@pytest.mark.parametrize("values", ALL.values(), ids=ALL)
+def test_monitors_rules_and_constraints_are_what_their_schemas_say(values: Values) -> None:
+    assert not [
+        said for item in render(values) if item["kind"] in CUSTOM for said in mistakes(item)
+    ]
+
+
+def test_every_kind_that_kubernetes_does_not_know_is_in_the_matrix() -> None:
+    kinds = {item["kind"] for values in ALL.values() for item in render(values)}
+    assert kinds >= CUSTOM.keys()
+
+
+@pytest.mark.parametrize(
+    ("which", "kind", "path", "value", "said"),
+    [
+        ("service monitor", "ServiceMonitor", ("spec", "endpoints", 0, "scheem"), "http", "scheem"),
+        ("service monitor", "ServiceMonitor", ("spec", "endpoints", 0, "interval"), "15 s", "15 s"),
+        ("pod monitor", "PodMonitor", ("spec", "podMetricsEndpoints", 0, "path"), 1, "path"),
+        ("observed", "PrometheusRule", ("spec", "groups", 0, "rules", 0, "fore"), "1m", "fore"),
+        ("openshift", "SecurityContextConstraints", ("allowHostPid",), True, "allowHostPid"),
+        ("openshift", "SecurityContextConstraints", ("volumes",), "hostPath", "volumes"),
+    ],
+)
+def test_a_mistake_in_one_of_them_would_be_found(
+    which: str, kind: str, path: tuple[str | int, ...], value: object, said: str
+) -> None:
+    item = only(render(VARIANTS[which]), kind)
+    assert not mistakes(item)
+    place: Any = item
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = value
+    (found,) = mistakes(item)
+    assert said in found
 
 
 @pytest.mark.parametrize("version", [OLDEST, "1.29", "1.30", NEWEST])

@@ -14,6 +14,7 @@ import yaml
 
 from enforcer.metrics.families import FAMILIES
 from tests.testbed.prometheus import program
+from tests.unit.charts.rendered import VARIANTS, only, render
 
 FILES = Path(__file__).parents[3] / "charts/ringfence/files"
 RULES = FILES / "rules.yaml"
@@ -23,15 +24,28 @@ ALERTS: list[dict[str, Any]] = yaml.safe_load(RULES.read_text())["groups"][0]["r
 KUBELETS = {"kubelet_device_plugin_registration_total"}
 
 
+def promtool(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [program("promtool"), *words], capture_output=True, text=True, check=False
+    )
+
+
 def queries(dashboard: Path) -> list[str]:
     panels = json.loads(dashboard.read_text())["panels"]
     return [target["expr"] for panel in panels for target in panel.get("targets", ())]
 
 
+def test_the_rules_that_the_operator_gets_are_prometheus_rules(tmp_path: Path) -> None:
+    rendered = only(render(VARIANTS["observed"]), "PrometheusRule")["spec"]
+    assert rendered == yaml.safe_load(RULES.read_text())
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rendered))
+    done = promtool("check", "rules", "--lint=all", "--lint-fatal", tmp_path / "rules.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(ALERTS)} rules found" in done.stdout
+
+
 def test_the_rules_hold_what_they_promise() -> None:
-    done = subprocess.run(
-        [program("promtool"), "test", "rules", CASES], capture_output=True, text=True, check=False
-    )
+    done = promtool("test", "rules", CASES)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
