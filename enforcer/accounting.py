@@ -12,7 +12,15 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from bpf.decode import LedgerUsage
-from enforcer.model import Container, ContainerUsage, PodCgroup, Usage
+from enforcer.model import (
+    Container,
+    ContainerUsage,
+    Layer,
+    LayerState,
+    PodCgroup,
+    Usage,
+    Why,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -25,6 +33,9 @@ if TYPE_CHECKING:
 DRIFT_BOUND = 2 << 20
 """Bytes by which the sources may differ without a word: the span of one GPU page table."""
 
+_HOOK_MARGIN = 64 << 20
+"""Bytes beyond the slice and a sixteenth of it that are no sign of a hook that was got round: where
+no auditor counts it, ROCr takes memory for itself past the hook's books."""
 
 _LOOKS = 3
 """That have to find a difference before it is told: no two readings are of one moment."""
@@ -201,11 +212,13 @@ def container_usage(
     readings: Readings,
     protections: Mapping[tuple[int, int], Protection],
     checked: Mapping[tuple[int, int], Checked],
+    *,
+    by_hook: bool = False,
 ) -> list[ContainerUsage]:
     """A row for every limit, in its order: the pods' own rows have an empty container name.
 
     ``owners`` are the cgroups by id, ``checked`` what was found when the sources were last
-    compared.
+    compared. ``by_hook``: the kernel can hold nothing on this node.
     """
     named = {one.key: one for one in slices}
     pods = {one.pod_uid: one for one in named.values()}
@@ -228,7 +241,10 @@ def container_usage(
                 drift=found.drift,
             )
         protection = protections.get(limit.key)
+        layers = () if protection is None else protection.layers
         own = named.get((uid, name))
+        if own is not None and (by_hook or _no_vram(layers)):
+            layers = (*layers, *_hook_state(own, limit, found))
         shares = () if own is None else own.shares
         rows.append(
             ContainerUsage(
@@ -240,12 +256,36 @@ def container_usage(
                 bdf=limit.bdf,
                 limit=limit.vram_bytes,
                 usage=usage,
-                layers=() if protection is None else protection.layers,
+                layers=layers,
                 cus=next((share.cus for share in shares if share.bdf == limit.bdf), None),
                 activity=None if found is None else found.activity,
             )
         )
     return rows
+
+
+def _no_vram(layers: tuple[LayerState, ...]) -> bool:
+    """True for a GPU of which no layer of the kernel sees the memory."""
+    return {state.reason for state in layers} == {Why.SYSTEM_MEMORY}
+
+
+def _hook_state(own: Slice, limit: Limit, found: Checked | None) -> Iterable[LayerState]:
+    """Whether the hook holds a container that nothing else can hold; nothing of a whole GPU.
+
+    Its own books are the container's to write. What the kernel counts beyond them says that a
+    process goes without it.
+    """
+    if limit.vram_bytes is None:
+        return
+    most = limit.vram_bytes + limit.vram_bytes // 16 + _HOOK_MARGIN
+    why: Why | None = None
+    if own.hook is None:
+        why = Why.HOOK_UNKNOWN
+    elif not own.hook:
+        why = Why.NO_HOOK
+    elif found is not None and found.observed.least > most:
+        why = Why.HOOK_PASSED
+    yield LayerState(Layer.HOOK, why)
 
 
 def _identity(owner: Container | PodCgroup) -> tuple[str, str]:

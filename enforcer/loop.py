@@ -368,7 +368,10 @@ class Enforcer:
             now, found.root, wanted, found.owners, held, readings
         )
         problems.extend(differences)
-        return container_usage(wanted, found.owners, held, readings, proven, checked)
+        by_hook = self._support(found).kernel_can_hold_nothing
+        return container_usage(
+            wanted, found.owners, held, readings, proven, checked, by_hook=by_hook
+        )
 
     def _take_incidents(
         self,

@@ -196,6 +196,9 @@ class Why(StrEnum):
     REFUSED = "refused by the kernel"
     TOO_DEEP = "cgroup too deep for the gate"
     SYSTEM_MEMORY = "memory of this GPU is system memory"
+    NO_HOOK = "container has no hook"
+    HOOK_UNKNOWN = "not known whether the container has the hook"
+    HOOK_PASSED = "more in use than the hook lets pass"
 
 
 @dataclass(frozen=True, slots=True)

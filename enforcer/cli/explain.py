@@ -58,6 +58,12 @@ ADVICE = {
     "if not, is the enforcer running?",
     Why.SYSTEM_MEMORY: "an APU that takes its memory from the machine's: only the hook can hold a "
     "slice of it; where more carve-out is set than the driver's GTT limit, a new kernel uses that",
+    Why.NO_HOOK: "it started where there was no hook, as devicePlugin.failOpen allows: install the "
+    "hook (hookDir in the chart) and make the pod anew",
+    Why.HOOK_UNKNOWN: "its slice does not tell, as its checkpoint was lost or an older plugin made "
+    "it: make the pod anew",
+    Why.HOOK_PASSED: "a process of it goes without the hook, as its owner can make it: end the pod; "
+    "who is not to be trusted needs a node whose kernel holds slices",
     Why.REFUSED: "see the enforcer's log for what the kernel said",
     Why.TOO_DEEP: "the gate finds a cgroup at most 16 levels below the root: a kubelet with a "
     "shorter --cgroup-root, or fewer nodes inside one another",
@@ -185,6 +191,8 @@ def _verdict(row: ContainerUsage) -> str:
     on = [state.layer.value for state in row.layers if state.on]
     if held(row):
         return f"is held to its slice by {' and '.join(on)}"
+    if on:
+        return "is NOT held by the kernel, which cannot: the hook alone does, unless shaken off"
     return "is NOT held: no layer of the kernel holds its limit"
 
 

@@ -459,7 +459,7 @@ FAMILIES: tuple[Family, ...] = (
         "1 if the layer holds the limit, else 0 and why.",
         (*_ROW, "layer", "reason"),
         _layers,
-        _WHOLE,
+        f"{_WHOLE}; `hook`: pods, and wherever the kernel may hold",
     ),
     Family(
         "ringfence_cu_slice",

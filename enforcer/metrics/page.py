@@ -30,7 +30,7 @@ _LETTER_PERCENT = 5
 """Of the bar's width, that a letter needs on a telephone."""
 _ON_GROUND = 'class="on-ground"'
 _COLUMNS = 32
-_NEVER_HAD = (Why.NO_REGION, Why.SWITCHED_OFF)
+_NEVER_HAD = (Why.NO_REGION, Why.SWITCHED_OFF, Why.NOT_POSSIBLE, Why.SYSTEM_MEMORY)
 
 _HATCH = (
     '<svg width="0" height="0" style="position:absolute" aria-hidden="true"><defs>'

@@ -28,6 +28,7 @@ from enforcer.model import (
     Share,
     Slice,
     Usage,
+    Why,
 )
 
 GPU = "0000:03:00.0"
@@ -118,6 +119,71 @@ def test_the_layers_are_those_proven_for_the_cgroup() -> None:
     proven = {LIMIT.key: Protection("poda/c", GPU, layers)}
     rows = container_usage([LIMIT], OWNERS, [SLICE], Readings(None, {}), proven, {})
     assert rows == [_row(Usage(), layers)]
+
+
+NO_KERNEL = (LayerState(Layer.GATE, Why.NOT_POSSIBLE), LayerState(Layer.DMEM, Why.NO_REGION))
+NO_VRAM = (
+    LayerState(Layer.GATE, Why.SYSTEM_MEMORY),
+    LayerState(Layer.DMEM, Why.SYSTEM_MEMORY),
+)
+MOST = 4096 + 256 + (64 << 20)
+
+
+@pytest.mark.parametrize(
+    ("layers", "by_hook"), [(NO_KERNEL, True), (NO_VRAM, False), (NO_VRAM, True)]
+)
+@pytest.mark.parametrize(
+    ("given", "least", "why"),
+    [
+        (True, None, None),
+        (True, MOST, None),
+        (True, MOST + 1, Why.HOOK_PASSED),
+        (False, None, Why.NO_HOOK),
+        (None, None, Why.HOOK_UNKNOWN),
+    ],
+)
+def test_where_the_kernel_can_hold_nothing_the_hook_is_a_layer(
+    layers: tuple[LayerState, ...],
+    by_hook: bool,
+    given: bool | None,
+    least: int | None,
+    why: Why | None,
+) -> None:
+    checked = (
+        {}
+        if least is None
+        else {LIMIT.key: Checked(None, Observed(least, 0, least, least), None, None)}
+    )
+    (row,) = container_usage(
+        [LIMIT],
+        OWNERS,
+        [replace(SLICE, hook=given)],
+        Readings(None, {}),
+        {LIMIT.key: Protection("poda/c", GPU, layers)},
+        checked,
+        by_hook=by_hook,
+    )
+    assert row.layers == (*layers, LayerState(Layer.HOOK, why))
+
+
+def test_the_hook_is_no_layer_of_pods_whole_gpus_and_where_the_kernel_may_hold() -> None:
+    mine = replace(SLICE, hook=True)
+    whole = Limit("poda/c", 101, GPU, None)
+    unknown = Limit("poda/d", 102, GPU, 4096)
+    failed = (LayerState(Layer.GATE, Why.NOT_LOADED), LayerState(Layer.DMEM, Why.SYSTEM_MEMORY))
+    for limit, layers, by_hook in (
+        (POD_LIMIT, NO_KERNEL, True),
+        (whole, NO_KERNEL, True),
+        (unknown, NO_KERNEL, True),
+        (LIMIT, NO_KERNEL, False),
+        (LIMIT, failed, False),
+        (LIMIT, (), False),
+    ):
+        proven = {limit.key: Protection(limit.path, GPU, layers)} if layers else {}
+        (row,) = container_usage(
+            [limit], OWNERS, [mine], Readings(None, {}), proven, {}, by_hook=by_hook
+        )
+        assert row.layers == layers
 
 
 def test_the_pods_own_row_has_no_container_and_an_unnamed_one_its_id() -> None:

@@ -16,7 +16,7 @@ from enforcer.host.roots import Roots
 from enforcer.host.smi import SmiEvent, SmiKind
 from enforcer.layers import KernelLayers
 from enforcer.loop import Enforcer
-from enforcer.model import ContainerKind, DeviceTest, Share, Slice, Why
+from enforcer.model import ContainerKind, DeviceTest, Layer, Share, Slice, Why
 from enforcer.slices import hook_directory, write_checkpoint
 from tests.testbed.trees import (
     ContainerSpec,
@@ -85,6 +85,26 @@ def test_a_node_without_slices_is_seen_whole(enforcer: Enforcer) -> None:
     assert snapshot.problems == ()
     assert [load.vram_used for load in snapshot.loads] == [0]
     assert enforcer.snapshot() is snapshot
+
+
+def test_a_kernel_that_can_hold_nothing_leaves_it_to_the_hook_and_a_gate_that_failed_does_not(
+    tmp_path: Path, roots: Roots, checkpoint: Path
+) -> None:
+    write_checkpoint(checkpoint, [replace(make("train"), hook=True)])
+    write_pod(roots.cgroup, POD, (TRAIN,), "{}")
+    write_bundle(roots.run, TRAIN)
+    for off, hook in ((Why.NOT_POSSIBLE, ["on"]), (Why.NOT_LOADED, [])):
+        kernel = KernelLayers(tmp_path / "no objects", tmp_path / "bpf", roots.sys)
+        kernel.gate_off = off
+        rows = {
+            row.container: row for row in Enforcer(roots, checkpoint, kernel).run_pass().containers
+        }
+        layers = {
+            name: [state for state in row.layers if state.layer is Layer.HOOK]
+            for name, row in rows.items()
+        }
+        assert [str(state) for state in layers["train"]] == hook
+        assert layers[""] == []
 
 
 def test_layers_that_are_not_there_say_why(

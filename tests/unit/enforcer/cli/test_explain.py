@@ -119,9 +119,20 @@ def test_a_slice_that_nothing_holds_is_an_exit_status(
     node: Node, capsys: pytest.CaptureFixture[str]
 ) -> None:
     off = (LayerState(Layer.GATE, Why.NOT_LOADED), LayerState(Layer.DMEM, Why.NO_REGION))
+    node.snapshot = with_row(layers=off)
+    assert node.run("team-a/infer") == 3
+    assert "is NOT held: no layer" in capsys.readouterr().out
+
+
+def test_a_slice_that_the_hook_alone_holds_is_an_exit_status_and_told_apart(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    off = (LayerState(Layer.GATE, Why.NOT_POSSIBLE), LayerState(Layer.DMEM, Why.NO_REGION))
     node.snapshot = with_row(layers=(*off, LayerState(Layer.HOOK)))
     assert node.run("team-a/infer") == 3
-    assert "is NOT held" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "is NOT held by the kernel, which cannot: the hook alone does" in text
+    assert "hook       on" in text
 
 
 def test_a_whole_gpu_is_not_limited_and_no_fault(

@@ -163,6 +163,7 @@ def test_several_without_a_mask_leave_the_compute_units_to_all() -> None:
     [
         (None, Why.NO_REGION, ("good", "faint")),
         (Why.SWITCHED_OFF, None, ("faint", "good")),
+        (Why.NOT_POSSIBLE, None, ("faint", "good")),
         (None, Why.NO_CONTROLLER, ("good", "bad")),
         (Why.NOT_LOADED, Why.NO_REGION, ("bad", "bad")),
         (Why.SWITCHED_OFF, Why.SWITCHED_OFF, ("bad", "bad")),
