@@ -62,8 +62,8 @@ ADVICE = {
     "hook (hookDir in the chart) and make the pod anew",
     Why.HOOK_UNKNOWN: "its slice does not tell, as its checkpoint was lost or an older plugin made "
     "it: make the pod anew",
-    Why.HOOK_PASSED: "a process of it goes without the hook, as its owner can make it: end the pod; "
-    "who is not to be trusted needs a node whose kernel holds slices",
+    Why.HOOK_PASSED: "a process of it goes without the hook, as its owner can make it: end the "
+    "pod; who is not to be trusted needs a node whose kernel holds slices",
     Why.REFUSED: "see the enforcer's log for what the kernel said",
     Why.TOO_DEEP: "the gate finds a cgroup at most 16 levels below the root: a kubelet with a "
     "shorter --cgroup-root, or fewer nodes inside one another",
