@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -197,11 +196,7 @@ def running_bench(root: Path, cards: tuple[Card, ...]) -> Iterator[Bench]:
 
 
 @pytest.fixture
-def bench() -> Iterator[Bench]:
+def bench(short_path: Path) -> Iterator[Bench]:
     """Peers around a node with two MI300X; the plugin is not started."""
-    # Not pytest's own directory: the path of a unix socket has at most 107 bytes.
-    with (
-        tempfile.TemporaryDirectory(prefix="bench-") as root,
-        running_bench(Path(root), two_mi300x()) as one,
-    ):
+    with running_bench(short_path, two_mi300x()) as one:
         yield one

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,6 +17,8 @@ from tests.testbed.machines import MACHINES
 from tests.testbed.trees import write_sys
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.contract.conftest import Bench
 
 BDF, OTHER = "0000:05:00.0", "0000:65:00.0"
@@ -227,10 +227,10 @@ def test_pods_share_a_gpu_with_different_cus(bench: Bench) -> None:
         bench.admit(bench.bind("d", f"{gpu},T,4096,100:;"))
 
 
-def test_a_slice_too_small_for_the_dies_of_its_gpu_is_told_its_pod() -> None:
+def test_a_slice_too_small_for_the_dies_of_its_gpu_is_told_its_pod(short_path: Path) -> None:
     machine = MACHINES["8 MI300X"]
-    with tempfile.TemporaryDirectory(prefix="bench-") as root, running_bench(Path(root), ()) as one:
-        write_sys(Path(root) / "sys", machine)
+    with running_bench(short_path, ()) as one:
+        write_sys(short_path / "sys", machine)
         one.start()
         gpu = one.gpu_ids()[0]
         pod = one.bind("one", f"{gpu},T,4096,3:;")

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,6 +17,7 @@ from tests.testbed.trees import GpuSpec, NodeSpec, PartitionSpec, write_sys
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.contract.conftest import Bench
 
@@ -35,7 +34,7 @@ def running(bench: Bench, name: str, *containers: hami.Json) -> hami.Json:
 
 
 @pytest.fixture
-def partitioned() -> Iterator[Bench]:
+def partitioned(short_path: Path) -> Iterator[Bench]:
     """A node with one GPU in CPX mode, NPS4, and one in no partition mode at all."""
     parts = tuple(
         PartitionSpec(100 + n, card=2 + n, render=130 + n, vram=24 << 30) for n in range(7)
@@ -57,8 +56,8 @@ def partitioned() -> Iterator[Bench]:
         partitions=parts,
     )
     whole = GpuSpec(OTHER, kfd_id=98, card=1, render=129, unique_id=77, vram=64 << 30)
-    with tempfile.TemporaryDirectory(prefix="bench-") as root, running_bench(Path(root), ()) as one:
-        write_sys(Path(root) / "sys", NodeSpec((split, whole)))
+    with running_bench(short_path, ()) as one:
+        write_sys(short_path / "sys", NodeSpec((split, whole)))
         yield one
 
 

@@ -34,11 +34,12 @@ def shown(prometheus: Prometheus) -> set[str]:
 
 def test_containers_that_come_and_go_leave_no_gap_no_duplicate_and_no_stale_series(
     tmp_path: Path,
+    short_path: Path,
 ) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with Crowd(tmp_path / "node", port) as crowd:
+    with Crowd(short_path / "node", port) as crowd:
         crowd.add(CONTAINERS)
         with Prometheus(tmp_path / "prometheus", {crowd.address: "crowd"}) as prometheus:
             wait_for(lambda: shown(prometheus) == set(crowd.pods))

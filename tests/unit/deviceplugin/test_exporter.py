@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,14 +11,12 @@ from tests.contract.peers.exporter import Exporter as Peer
 from .given import BDF, OTHER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from pathlib import Path
 
 
 @pytest.fixture
-def socket() -> Iterator[Path]:
-    # Short: the path of a unix socket has at most 107 bytes.
-    with tempfile.TemporaryDirectory(prefix="exporter-") as directory:
-        yield Path(directory) / "socket"
+def socket(short_path: Path) -> Path:
+    return short_path / "socket"
 
 
 def test_without_an_exporter_there_is_no_opinion(socket: Path) -> None:

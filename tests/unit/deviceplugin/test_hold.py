@@ -94,17 +94,17 @@ def made(
 
 
 @pytest.fixture
-def enforcer(tmp_path: Path) -> Iterator[Enforcer]:
+def enforcer(short_path: Path) -> Iterator[Enforcer]:
     one = Enforcer()
-    server = Server(one, tmp_path / "enforcer.sock")
+    server = Server(one, short_path / "enforcer.sock")
     server.start()
     yield one
     server.stop()
 
 
 @pytest.fixture
-def holder(tmp_path: Path) -> Iterator[Holder]:
-    with Client(tmp_path / "enforcer.sock") as client:
+def holder(short_path: Path) -> Iterator[Holder]:
+    with Client(short_path / "enforcer.sock") as client:
         yield made(client)
 
 
@@ -181,10 +181,10 @@ def test_an_enforcer_that_is_away_ends_the_wait_in_time(holder: Holder) -> None:
     assert time.monotonic() - started < 3
 
 
-def test_an_enforcer_that_comes_back_holds(holder: Holder, tmp_path: Path) -> None:
+def test_an_enforcer_that_comes_back_holds(holder: Holder, short_path: Path) -> None:
     one = Enforcer()
     one.answer = [protection(BDF, ON)]
-    server = Server(one, tmp_path / "enforcer.sock")
+    server = Server(one, short_path / "enforcer.sock")
     timer = threading.Timer(0.5, server.start)
     timer.start()
     assert holder.hold([slice_of()], 10) is None
@@ -271,12 +271,12 @@ def test_an_image_nothing_is_known_of_does_not_start(bare: Enforcer, holder: Hol
 
 
 def test_a_container_must_have_been_given_the_hook_and_have_an_image(
-    bare: Enforcer, holder: Holder, tmp_path: Path
+    bare: Enforcer, holder: Holder, short_path: Path
 ) -> None:
     bare.libc = GLIBC
     without = replace(slice_of(), hook=False)
     assert "it was given no hook" in (holder.hold([without], 5) or "")
-    with Client(tmp_path / "enforcer.sock") as client:
+    with Client(short_path / "enforcer.sock") as client:
         nameless = made(client, image=lambda *_: "")
         assert "its image is not known" in (nameless.hold([hooked()], 5) or "")
         bare.libc = GLIBC
@@ -310,7 +310,7 @@ OTHERS_SLICE = given(name="other")
     ],
 )
 def test_where_it_is_not_known_kubelets_record_says_whether_it_was_given_the_hook(
-    bare: Enforcer, tmp_path: Path, answers: list[Answer], starts: bool
+    bare: Enforcer, short_path: Path, answers: list[Answer], starts: bool
 ) -> None:
     bare.libc = GLIBC
     asked: list[tuple[str, ...]] = []
@@ -319,7 +319,7 @@ def test_where_it_is_not_known_kubelets_record_says_whether_it_was_given_the_hoo
         asked.append(about)
         return answers
 
-    with Client(tmp_path / "enforcer.sock") as client:
+    with Client(short_path / "enforcer.sock") as client:
         why = made(client, recorded=recorded).hold([slice_of()], 5)
     assert asked == [("uid-pod", "app")]
     assert (why is None) == starts
@@ -345,10 +345,12 @@ def test_where_the_kernel_has_a_layer_the_hook_makes_up_for_none(
     assert bare.images == []
 
 
-def test_every_container_needs_an_image_that_loads_the_hook(bare: Enforcer, tmp_path: Path) -> None:
+def test_every_container_needs_an_image_that_loads_the_hook(
+    bare: Enforcer, short_path: Path
+) -> None:
     names = {"app": "debian:12", "side": ""}
     bare.libc = GLIBC
-    with Client(tmp_path / "enforcer.sock") as client:
+    with Client(short_path / "enforcer.sock") as client:
         holder = made(client, image=lambda _, container: names[container])
         why = holder.hold([hooked("app"), hooked("side")], 5) or ""
     assert why.startswith("pod default/pod, container side: ")
@@ -376,10 +378,10 @@ def test_the_hook_makes_up_for_no_layer_that_failed(
 
 
 def test_an_init_container_does_not_wait_for_the_image_of_what_follows_it(
-    bare: Enforcer, tmp_path: Path
+    bare: Enforcer, short_path: Path
 ) -> None:
     bare.libc = GLIBC
-    with Client(tmp_path / "enforcer.sock") as client:
+    with Client(short_path / "enforcer.sock") as client:
         holder = made(client, image=lambda _, container: container)
         items = [hooked("init"), hooked("app")]
         for absent in ("app", "init"):

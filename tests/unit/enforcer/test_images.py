@@ -144,14 +144,14 @@ def test_without_a_process_for_it_nothing_is_looked_into(roots: Roots, tmp_path:
         Images(roots, None).libc(container(), tmp_path, 5)
 
 
-def test_an_image_no_container_is_made_of_is_looked_into_once(tmp_path: Path) -> None:
-    roots = Roots(host=tmp_path)
-    snapshot = tmp_path / "snapshots/7/fs"
+def test_an_image_no_container_is_made_of_is_looked_into_once(short_path: Path) -> None:
+    roots = Roots(host=short_path)
+    snapshot = short_path / "snapshots/7/fs"
     write_image(snapshot)
     runtime = containerd(snapshots_pb2.Mount(type="bind", source=str(snapshot)))
     here = Here()
     images = Images(roots, here)  # type: ignore[arg-type]
-    with serving(runtime, tmp_path / "run/containerd/containerd.sock"):
+    with serving(runtime, short_path / "run/containerd/containerd.sock"):
         assert images.stored_libc("debian:12", 10) == GLIBC
         assert images.stored_libc("debian:12", 10) == GLIBC
         with pytest.raises(NoImageError, match="there is no image alpine:3"):
@@ -160,47 +160,47 @@ def test_an_image_no_container_is_made_of_is_looked_into_once(tmp_path: Path) ->
     assert (runtime.viewed, runtime.views) == (1, {})
 
 
-def test_an_image_that_hangs_is_told_by_its_name(tmp_path: Path) -> None:
+def test_an_image_that_hangs_is_told_by_its_name(short_path: Path) -> None:
     runtime = containerd(snapshots_pb2.Mount(type="bind", source="/nowhere"))
     here = Here(Answer("does not answer within 5.0 s", silent=True))
     with (
-        serving(runtime, tmp_path / "run/containerd/containerd.sock"),
+        serving(runtime, short_path / "run/containerd/containerd.sock"),
         pytest.raises(ImageError, match=r"debian:12: does not answer within 5\.0 s"),
     ):
-        Images(Roots(host=tmp_path), here).stored_libc("debian:12", 10)  # type: ignore[arg-type]
+        Images(Roots(host=short_path), here).stored_libc("debian:12", 10)  # type: ignore[arg-type]
     assert runtime.views == {}
 
 
-def test_only_an_image_that_loads_the_hook_is_kept(tmp_path: Path) -> None:
-    snapshot = tmp_path / "snapshots/7/fs"
+def test_only_an_image_that_loads_the_hook_is_kept(short_path: Path) -> None:
+    snapshot = short_path / "snapshots/7/fs"
     write_image(snapshot, None)
     runtime = containerd(snapshots_pb2.Mount(type="bind", source=str(snapshot)))
-    images = Images(Roots(host=tmp_path), Here())  # type: ignore[arg-type]
-    with serving(runtime, tmp_path / "run/containerd/containerd.sock"):
+    images = Images(Roots(host=short_path), Here())  # type: ignore[arg-type]
+    with serving(runtime, short_path / "run/containerd/containerd.sock"):
         assert images.stored_libc("debian:12", 10).libc == "none"
         (snapshot / "lib/libc.so.6").write_bytes(BANNER)
         assert images.stored_libc("debian:12", 10) == GLIBC
 
 
-def test_what_a_container_wrote_says_nothing_of_its_image(tmp_path: Path) -> None:
-    roots = Roots(host=tmp_path, run=tmp_path / "run")
-    snapshot = tmp_path / "snapshots/7/fs"
+def test_what_a_container_wrote_says_nothing_of_its_image(short_path: Path) -> None:
+    roots = Roots(host=short_path, run=short_path / "run")
+    snapshot = short_path / "snapshots/7/fs"
     write_image(snapshot, None)
     runtime = containerd(snapshots_pb2.Mount(type="bind", source=str(snapshot)))
     runtime.image = DIGEST
     write_image(write_bundle(roots.run, ID, f"docker.io/x@sha256:{DIGEST}") / "rootfs")
     images = Images(roots, Here())  # type: ignore[arg-type]
-    assert images.libc(container(), tmp_path, 5).tool_loads
-    with serving(runtime, tmp_path / "run/containerd/containerd.sock"):
+    assert images.libc(container(), short_path, 5).tool_loads
+    with serving(runtime, short_path / "run/containerd/containerd.sock"):
         assert not images.stored_libc("debian:12", 10).tool_loads
 
 
-def test_an_answer_is_kept_though_the_view_is_slow_to_go(tmp_path: Path) -> None:
-    snapshot = tmp_path / "snapshots/7/fs"
+def test_an_answer_is_kept_though_the_view_is_slow_to_go(short_path: Path) -> None:
+    snapshot = short_path / "snapshots/7/fs"
     write_image(snapshot)
     runtime = containerd(snapshots_pb2.Mount(type="bind", source=str(snapshot)))
     here = Here()
-    images = Images(Roots(host=tmp_path), here)  # type: ignore[arg-type]
+    images = Images(Roots(host=short_path), here)  # type: ignore[arg-type]
     kept: list[ImageLibc] = []
     remove = runtime.Remove
 
@@ -210,7 +210,7 @@ def test_an_answer_is_kept_though_the_view_is_slow_to_go(tmp_path: Path) -> None
         return remove(*arguments)
 
     runtime.Remove = slow  # type: ignore[method-assign]
-    with serving(runtime, tmp_path / "run/containerd/containerd.sock"):
+    with serving(runtime, short_path / "run/containerd/containerd.sock"):
         images.stored_libc("debian:12", 10)
     assert (kept, len(here.asked)) == ([GLIBC], 1)
 

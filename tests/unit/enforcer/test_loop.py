@@ -410,9 +410,9 @@ def test_a_reset_is_not_over_while_nobody_can_try_kfd(enforcer: Enforcer) -> Non
 
 
 def test_only_an_image_that_no_runtime_has_is_not_found(
-    tmp_path: Path, roots: Roots, checkpoint: Path
+    tmp_path: Path, short_path: Path, roots: Roots, checkpoint: Path
 ) -> None:
-    roots = replace(roots, host=tmp_path / "host")
+    roots = replace(roots, host=short_path)
     kernel = KernelLayers(tmp_path / "no objects", tmp_path / "bpf", roots.sys)
     enforcer = Enforcer(roots, checkpoint, kernel)
     with pytest.raises(UntoldError, match="no container runtime"):

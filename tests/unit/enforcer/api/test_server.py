@@ -65,8 +65,8 @@ class Node:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "run" / "enforcer.sock"
+def path(short_path: Path) -> Path:
+    return short_path / "run" / "enforcer.sock"
 
 
 @pytest.fixture

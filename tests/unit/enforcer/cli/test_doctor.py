@@ -48,10 +48,10 @@ def test_json_is_every_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_an_enforcer_that_does_not_answer_is_a_finding(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    short_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "socket").touch()
-    assert doctor.main(_options(tmp_path)) == 1
+    (short_path / "socket").touch()
+    assert doctor.main(_options(short_path)) == 1
     assert "unavailable" in capsys.readouterr().out
 
 

@@ -31,12 +31,12 @@ ID = "c" * 64
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> node.Place:
+def place(short_path: Path) -> node.Place:
     """One container ``main`` that holds 5 MiB of its 64, on a node without an enforcer."""
     parser = argparse.ArgumentParser()
     node.add_options(parser)
     names = ("sys", "proc", "run", "dev", "cgroup-root", "state-dir", "bpffs", "socket")
-    where = node.place(parser.parse_args([f"--{name}={tmp_path / name}" for name in names]))
+    where = node.place(parser.parse_args([f"--{name}={short_path / name}" for name in names]))
     write_sys(where.roots.sys, NodeSpec((GPU,)))
     write_cgroup(where.roots.cgroup, controllers="dmem")
     (where.roots.cgroup / "dmem.capacity").write_text(f"{REGION} {64 << 30}\n")
@@ -103,12 +103,12 @@ def test_a_socket_that_nobody_answers_is_said(place: node.Place) -> None:
     [("cgroup-root/cgroup.controllers", "expected a cgroup2 mount"), (f"state-dir/{FILE}", FILE)],
 )
 def test_what_cannot_be_read_is_a_problem_and_the_rest_is_shown(
-    place: node.Place, tmp_path: Path, broken: str, word: str
+    place: node.Place, short_path: Path, broken: str, word: str
 ) -> None:
     if broken.endswith(FILE):
-        (tmp_path / broken).write_text("{ torn")
+        (short_path / broken).write_text("{ torn")
     else:
-        (tmp_path / broken).unlink()
+        (short_path / broken).unlink()
     snapshot = node.read_node(place)
     assert any(word in problem for problem in snapshot.problems)
     assert [gpu.bdf for gpu in snapshot.gpus] == [GPU.bdf]
