@@ -17,11 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 from deviceplugin.preferred import BINPACK, SPREAD
 from deviceplugin.terms import COMPUTE_PARTITIONS, OPERATING_MODES, Terms
+from enforcer.host.sockets import socket_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 EXPORTER = "/var/lib/amd-metrics-exporter/amdgpu_device_metrics_exporter_grpc.socket"
+
+LONGEST_SOCKET = "/device-plugins/ringfence-01234567.sock"
+"""Below kubelet's directory; it is ours (``registration``)."""
 
 _BDF = re.compile(r"([0-9a-f]{4,8}):[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _CARD = re.compile(r"card\d{1,4}", re.ASCII)
@@ -123,9 +127,9 @@ def parser(settings: Mapping[str, str] | None = None) -> argparse.ArgumentParser
         metavar="NAME",
         help="name of this node in the cluster (default: $NODE_NAME)",
     )
-    add("kubelet-dir", _path, "/var/lib/kubelet", "kubelet's directory")
+    add("kubelet-dir", _kubelet_dir, "/var/lib/kubelet", "kubelet's directory")
     add("state-dir", _path, "/var/lib/ringfence", "where the checkpoint is written")
-    add("socket", _path, "/run/ringfence/enforcer.sock", "the enforcer's socket")
+    add("socket", _socket, "/run/ringfence/enforcer.sock", "the enforcer's socket")
     add(
         "hook-dir",
         _path,
@@ -188,7 +192,7 @@ def parser(settings: Mapping[str, str] | None = None) -> argparse.ArgumentParser
     )
     add(
         "metrics-exporter",
-        _path,
+        _socket,
         EXPORTER,
         "socket of AMD's Device Metrics Exporter: a GPU it calls unhealthy is",
     )
@@ -268,6 +272,14 @@ def _path(text: str) -> Path:
     return Path(text)
 
 
+def _socket(text: str) -> Path:
+    return socket_path(text)
+
+
+def _kubelet_dir(text: str) -> Path:
+    return socket_path(text, LONGEST_SOCKET)
+
+
 def _flag(text: str) -> bool:
     if text.lower() not in _FLAGS:
         raise argparse.ArgumentTypeError(f"expected true or false, found {text!r}")
@@ -316,7 +328,8 @@ def _gpus(text: str) -> frozenset[str]:
     return frozenset(names)
 
 
-_path.metavar = "PATH"  # type: ignore[attr-defined]
+for _parse in (_path, _socket, _kubelet_dir):
+    _parse.metavar = "PATH"  # type: ignore[attr-defined]
 _split_count.metavar = "N"  # type: ignore[attr-defined]
 _log_level.metavar = "LEVEL"  # type: ignore[attr-defined]
 _scaling.metavar = "FACTOR"  # type: ignore[attr-defined]

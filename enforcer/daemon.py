@@ -29,6 +29,7 @@ from enforcer.host.files import FileError
 from enforcer.host.lock import HeldError, hold, wait_to_hold
 from enforcer.host.nodes import test_device
 from enforcer.host.roots import Roots
+from enforcer.host.sockets import socket_path
 from enforcer.images import IMAGE, LAYERS, look_into, look_into_layers
 from enforcer.loop import Enforcer
 from enforcer.model import Layer
@@ -262,7 +263,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add(
         "--socket",
-        type=Path,
+        type=_socket,
         default=Path("/run/ringfence/enforcer.sock"),
         help="unix socket to serve",
         metavar="PATH",
@@ -332,6 +333,11 @@ def _parser() -> argparse.ArgumentParser:
         "in --state-dir and beside --socket stays, and dmem stays enabled for the pods' cgroups",
     )
     return parser
+
+
+def _socket(text: str) -> Path:
+    # What it is made under ends with the number of a process, of which this is the highest.
+    return socket_path(text, ".4194304")
 
 
 def _layers(text: str) -> frozenset[Layer]:

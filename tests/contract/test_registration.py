@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import shutil
 import socket
-import tempfile
 import threading
 import time
 from datetime import UTC, datetime, timedelta
@@ -18,9 +17,11 @@ import pytest
 
 from deviceplugin.api import v1beta1_pb2 as pb
 from deviceplugin.api.v1beta1_pb2_grpc import DevicePluginStub
+from deviceplugin.options import LONGEST_SOCKET
+from enforcer.host.sockets import LONGEST
 from tests.contract.conftest import NODE, REGISTER, RESOURCE, eventually, running_bench
 from tests.contract.peers.kubelet import Second
-from tests.contract.peers.sysfs import Card, write_sysfs
+from tests.contract.peers.sysfs import Card, two_mi300x, write_sysfs
 
 if TYPE_CHECKING:
     from tests.contract.conftest import Bench
@@ -252,15 +253,23 @@ def test_a_refused_registration_is_tried_again_calmly(bench: Bench) -> None:
     bench.kubelet.wait_devices(RESOURCE, healthy)
 
 
-def test_a_node_without_a_gpu_claims_nothing_until_the_driver_is_there() -> None:
-    with tempfile.TemporaryDirectory(prefix="bench-") as root, running_bench(Path(root), ()) as one:
+def test_a_node_without_a_gpu_claims_nothing_until_the_driver_is_there(short_path: Path) -> None:
+    with running_bench(short_path, ()) as one:
         one.start(wait=False)
         time.sleep(2)
         assert one.kubelet.registrations == []
         assert REGISTER not in one.api.node_annotations(NODE)
-        write_sysfs(Path(root) / "sys", [Card()])
+        write_sysfs(short_path / "sys", [Card()])
         one.kubelet.wait_devices(RESOURCE, healthy, timeout=20)
         assert len(one.gpu_ids()) == 1
+
+
+def test_the_longest_directory_of_a_kubelet_has_room_for_the_sockets(short_path: Path) -> None:
+    kubelet = LONGEST - len(LONGEST_SOCKET)
+    root = Path(f"{short_path}/".ljust(kubelet - len("/kubelet"), "x"))
+    with running_bench(root, two_mi300x()) as one:
+        one.start()
+        assert [len(str(path)) for path in sockets(one)] == [LONGEST]
 
 
 def test_a_gpu_that_goes_is_unhealthy_for_kubelet_and_scheduler_until_it_is_back(

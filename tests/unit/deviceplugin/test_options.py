@@ -58,6 +58,25 @@ def test_a_bad_value_in_the_environment_is_refused(monkeypatch: pytest.MonkeyPat
         parser().parse_args([])
 
 
+@pytest.mark.parametrize(
+    ("name", "longest"), [("socket", 107), ("metrics-exporter", 107), ("kubelet-dir", 68)]
+)
+def test_a_path_too_long_for_a_socket_is_told_wherever_it_is_set(
+    name: str, longest: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = "/".ljust(longest, "x")
+    assert getattr(read_options([f"--{name}={path}"]), name.replace("-", "_")) == Path(path)
+    with pytest.raises(SystemExit):
+        read_options([f"--{name}={path}y"])
+    told = f"{path}y: expected at most {longest} bytes, found {longest + 1}"
+    assert f"argument --{name}: {told}" in capsys.readouterr().err
+    variable = f"RINGFENCE_{name.upper().replace('-', '_')}"
+    monkeypatch.setenv(variable, f"{path}y")
+    with pytest.raises(OptionsError) as error:
+        read_options([])
+    assert str(error.value).startswith(f"{variable}: {told}")
+
+
 def config(directory: Path, text: str) -> str:
     (directory / "config.yaml").write_text(text)
     return f"--config={directory / 'config.yaml'}"

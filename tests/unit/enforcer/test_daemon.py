@@ -66,8 +66,8 @@ class Daemon:
 
 
 @pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    daemon = Daemon(tmp_path)
+def daemon(short_path: Path) -> Iterator[Daemon]:
+    daemon = Daemon(short_path)
     yield daemon
     for process in daemon.started:
         if process.poll() is None:
@@ -210,6 +210,20 @@ def test_an_interval_that_is_none_is_refused(daemon: Daemon, interval: str) -> N
     _, log = process.communicate(timeout=20)
     assert process.returncode == 2
     assert "--interval" in log
+
+
+def test_a_socket_has_the_longest_path_there_can_be(daemon: Daemon) -> None:
+    daemon.socket = Path(f"{daemon.directory}/".ljust(99, "x"))
+    daemon.start("--socket", str(daemon.socket))
+    daemon.wait_until_serving()
+
+
+def test_a_longer_path_for_the_socket_is_refused(daemon: Daemon) -> None:
+    path = f"{daemon.directory}/".ljust(100, "x")
+    process = daemon.start("--socket", path)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 2
+    assert f"--socket: {path}: expected at most 99 bytes, found 100" in errors
 
 
 def test_a_place_it_cannot_use_is_named(daemon: Daemon) -> None:
