@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import helm_python
 import pytest
 
+from audit_hook import remove as remove_hook
 from deviceplugin.cdi import FILE
 from deviceplugin.codec import ALLOCATED, NODE_REGISTER
 from deviceplugin.node import GROUPS
@@ -56,8 +57,7 @@ def test_it_is_on_the_nodes_where_the_daemons_are_and_as_welcome_there(values: V
 
 
 def test_the_programs_are_taken_out_first_by_the_enforcers_own_word() -> None:
-    first, second = steps()
-    assert (first, second) == ("unload", "clean")
+    assert list(steps()) == ["unload", "clean", "remove-hook"]
     command = steps()["unload"]["command"]
     assert command[:2] == ["ringfence", "enforcer"]
     options = enforcer_parser().parse_args([*command[2:], *steps()["unload"]["args"]])
@@ -70,7 +70,7 @@ def test_the_programs_are_taken_out_first_by_the_enforcers_own_word() -> None:
 def test_then_what_is_in_our_directories_goes_and_nothing_beside(tmp_path: Path) -> None:
     container = steps()["clean"]
     script, *places = container["args"]
-    assert places == ["/var/lib/ringfence", "/run/ringfence", "/var/lib/ringfence-hook"]
+    assert places == ["/var/lib/ringfence", "/run/ringfence"]
     assert {mount["mountPath"] for mount in container["volumeMounts"]} == set(places)
     inside, beside = tmp_path / "ringfence", tmp_path / "other"
     (inside / "old").mkdir(parents=True)
@@ -82,6 +82,16 @@ def test_then_what_is_in_our_directories_goes_and_nothing_beside(tmp_path: Path)
     subprocess.run([sys.executable, *container["command"][1:], script, inside], check=True)
     assert list(inside.iterdir()) == []
     assert (beside / "file").exists()
+
+
+def test_of_the_hooks_directory_goes_what_was_installed_there() -> None:
+    values = {"hookDir": "/usr/local/vgpu"}
+    container, clean = steps(values)["remove-hook"], steps(values)["clean"]
+    assert container["command"] == ["python3", "-I", "-m", remove_hook.__name__]
+    assert container["args"] == ["/usr/local/vgpu"]
+    assert container["volumeMounts"] == [{"name": "hook", "mountPath": "/usr/local/vgpu"}]
+    assert container["securityContext"] == clean["securityContext"]
+    assert "remove-hook" not in steps({"hookDir": ""})
 
 
 def test_of_the_directory_with_cdi_specs_only_ours_goes(tmp_path: Path) -> None:
