@@ -12,12 +12,13 @@ import pytest
 from enforcer.host import dmem
 from enforcer.host.roots import Roots
 from enforcer.inventory import read_inventory
-from tests.vm.guest import node
+from tests.vm.guest import gatenode, hostile, node
 from tests.vm.guest.services import CGROUP, Enforcer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from bpf.loader import Gate
     from enforcer.model import Gpu
 
 _GUEST = Path("/run/testbed/run.conf")
@@ -88,6 +89,25 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pods(client_binary: Path) -> Iterator[node.Pods]:
     with node.pods(client_binary) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def gate() -> Iterator[Gate]:
+    """The gate, with the ledger beside it and no enforcer."""
+    with gatenode.loaded_parts() as loaded:
+        yield loaded
+
+
+@pytest.fixture(name="node")
+def gated_node(gate: Gate, gpus: list[Gpu]) -> Iterator[gatenode.Node]:
+    with gatenode.fresh_node(gpus) as made:
+        yield made
+
+
+@pytest.fixture
+def share(node: gatenode.Node) -> hostile.Share:
+    """A container with a share, which a test tries to get beyond."""
+    return hostile.Share(node, node.cgroup("box", hostile.SHARE))
 
 
 class Switch:

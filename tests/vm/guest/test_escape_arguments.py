@@ -33,9 +33,7 @@ from tests.vm.guest.gatenode import (
     PINS,
     Node,
     client_in,
-    fresh_node,
     held_up,
-    loaded_parts,
 )
 from tests.vm.guest.hostile import (
     KFD_ALLOC_SHORTER,
@@ -60,23 +58,6 @@ BIG: Final = 2 * SHARE
 RESTARTS: Final = 20
 
 
-@pytest.fixture(scope="module")
-def loaded() -> Iterator[Gate]:
-    with loaded_parts() as gate:
-        yield gate
-
-
-@pytest.fixture
-def node(loaded: Gate, gpus: list[Gpu]) -> Iterator[Node]:
-    with fresh_node(gpus) as made:
-        yield made
-
-
-@pytest.fixture
-def share(node: Node) -> Share:
-    return Share(node, node.cgroup("box", SHARE))
-
-
 @pytest.fixture
 def client(node: Node, share: Share, client_binary: Path) -> Iterator[PlainClient]:
     with client_in(share.box, client_binary, node.gpus[0]) as made:
@@ -89,10 +70,10 @@ def torn(
     return f"torn {file} {command:#x} {offset} {before.hex()} {after.hex()} {by}"
 
 
-def kill_or_refusal(loaded: Gate, node: Node, client: PlainClient, command: str) -> None:
+def kill_or_refusal(gate: Gate, node: Node, client: PlainClient, command: str) -> None:
     """Where the gate waits for arguments the switch is seen and punished; elsewhere refused."""
     killed, unread = node.counted("switched_killed"), node.counted("refused_arguments")
-    if loaded.asked_by == "lsm":
+    if gate.asked_by == "lsm":
         assert dies(client, command)
         assert node.counted("switched_killed") == killed + 1
     else:
@@ -102,56 +83,56 @@ def kill_or_refusal(loaded: Gate, node: Node, client: PlainClient, command: str)
 
 class TestTornArguments:
     def test_a_size_that_grows(
-        self, loaded: Gate, node: Node, share: Share, client: PlainClient
+        self, gate: Gate, node: Node, share: Share, client: PlainClient
     ) -> None:
         client.gem_create(SMALL)
         command = torn("drm", GEM_CREATE, 8, gem_arguments(SMALL), gem_arguments(BIG))
-        kill_or_refusal(loaded, node, client, command)
-        share.hold(0 if loaded.asked_by == "lsm" else SMALL)
+        kill_or_refusal(gate, node, client, command)
+        share.hold(0 if gate.asked_by == "lsm" else SMALL)
 
     def test_a_size_that_grows_for_kfd(
-        self, loaded: Gate, node: Node, share: Share, client: PlainClient
+        self, gate: Gate, node: Node, share: Share, client: PlainClient
     ) -> None:
         before, after = (kfd_arguments(node.kfd_id, size) for size in (SMALL, BIG))
-        kill_or_refusal(loaded, node, client, torn("kfd", KFD_ALLOC, 16, before, after))
+        kill_or_refusal(gate, node, client, torn("kfd", KFD_ALLOC, 16, before, after))
         share.hold(0)
 
     def test_system_memory_that_becomes_vram(
-        self, loaded: Gate, node: Node, share: Share, client: PlainClient
+        self, gate: Gate, node: Node, share: Share, client: PlainClient
     ) -> None:
         before, after = (gem_arguments(BIG, domain) for domain in (DOMAIN_GTT, DOMAIN_VRAM))
-        kill_or_refusal(loaded, node, client, torn("drm", GEM_CREATE, 24, before, after))
+        kill_or_refusal(gate, node, client, torn("drm", GEM_CREATE, 24, before, after))
         share.hold(0)
 
     def test_a_picture_that_becomes_larger(
-        self, loaded: Gate, node: Node, share: Share, client: PlainClient
+        self, gate: Gate, node: Node, share: Share, client: PlainClient
     ) -> None:
         client.ask(f"open card {node.gpus[0].card}")
         before, after = (
             struct.pack("=IIIIIIQ", height, 1024, 32, 0, 0, 0, 0) for height in (64, 8192)
         )
-        kill_or_refusal(loaded, node, client, torn("drm", DUMB_CREATE, 8, before, after))
+        kill_or_refusal(gate, node, client, torn("drm", DUMB_CREATE, 8, before, after))
         share.hold(0)
 
     def test_a_question_that_becomes_a_move_into_vram(
-        self, loaded: Gate, node: Node, share: Share, client: PlainClient
+        self, gate: Gate, node: Node, share: Share, client: PlainClient
     ) -> None:
         handle = int(client.gem_create(BIG, "gtt"))
         before, after = (
             struct.pack("=IIQII", handle, op, DOMAIN_VRAM, 0, 0) for op in (0, SET_PLACEMENT)
         )
-        kill_or_refusal(loaded, node, client, torn("drm", GEM_OP, 8, before, after))
+        kill_or_refusal(gate, node, client, torn("drm", GEM_OP, 8, before, after))
         share.hold(0)
 
     def test_the_event_says_what_was_asked_for_and_what_was_made(
-        self, loaded: Gate, node: Node, share: Share, client: PlainClient
+        self, gate: Gate, node: Node, share: Share, client: PlainClient
     ) -> None:
         node.maps.events()
         command = torn("drm", GEM_CREATE, 8, gem_arguments(SMALL), gem_arguments(BIG))
-        kill_or_refusal(loaded, node, client, command)
+        kill_or_refusal(gate, node, client, command)
         (event,) = node.maps.events()
         assert (event.cgroup, event.gpu) == (share.box.stat().st_ino, node.gpu)
-        if loaded.asked_by == "lsm":
+        if gate.asked_by == "lsm":
             assert event.reason is Counter.SWITCHED_KILLED
             assert (event.asked, event.used) == (BIG, SMALL)
         else:
@@ -180,11 +161,11 @@ class TestAnotherGpu:
         return torn("kfd", KFD_ALLOC_SHORTER, 36, before, after, by)
 
     def test_what_was_made_there_is_gone_with_the_killed_process(
-        self, loaded: Gate, node: Node, share: Share, client: PlainClient, other: Gpu
+        self, gate: Gate, node: Node, share: Share, client: PlainClient, other: Gpu
     ) -> None:
-        kill_or_refusal(loaded, node, client, self.switch(node, other, "thread"))
+        kill_or_refusal(gate, node, client, self.switch(node, other, "thread"))
         (event,) = node.maps.events()
-        if loaded.asked_by == "lsm":
+        if gate.asked_by == "lsm":
             assert event.reason is Counter.SWITCHED_KILLED
             asked = share.box.stat().st_ino, node.keys[1], SHARE
             assert (event.cgroup, event.gpu, event.asked) == asked
@@ -196,10 +177,10 @@ class TestAnotherGpu:
         )
 
     def test_what_an_accomplice_keeps_there_is_booked(
-        self, loaded: Gate, node: Node, share: Share, client: PlainClient, other: Gpu
+        self, gate: Gate, node: Node, share: Share, client: PlainClient, other: Gpu
     ) -> None:
-        kill_or_refusal(loaded, node, client, self.switch(node, other, "vm"))
-        if loaded.asked_by == "lsm":
+        kill_or_refusal(gate, node, client, self.switch(node, other, "vm"))
+        if gate.asked_by == "lsm":
             usage = node.usage(share.box, node.keys[1])
             assert (usage.requested, usage.resident, usage.reserved) == (SHARE, SHARE, 0)
             assert truth.buffers(other.bdf) == SHARE
@@ -212,9 +193,9 @@ class TestAnotherGpu:
 
 
 def test_a_call_that_is_held_up_for_ever_holds_up_no_update(
-    loaded: Gate, node: Node, share: Share, client: PlainClient
+    gate: Gate, node: Node, share: Share, client: PlainClient
 ) -> None:
-    if loaded.asked_by != "lsm":
+    if gate.asked_by != "lsm":
         return  # elsewhere it is refused at once: the cases above
     arguments = gem_arguments(SMALL)
     client.stdin.write(torn("drm", GEM_CREATE, 8, arguments, arguments, "never") + "\n")

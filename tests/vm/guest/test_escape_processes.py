@@ -18,9 +18,7 @@ from tests.vm.guest.gatenode import (
     CGROUPS,
     Node,
     client_in,
-    fresh_node,
     held_up,
-    loaded_parts,
     settled,
 )
 from tests.vm.guest.hostile import SHARE, Share
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from enforcer.model import Gpu
     from tests.vm.guest.node import PlainClient
 
 HALF: Final = SHARE // 2
@@ -40,23 +37,6 @@ CROWD: Final = 24
 CALLS: Final = 100
 DEEP: Final = 24
 """More cgroups below one another than the gate looks at from the root down."""
-
-
-@pytest.fixture(scope="module")
-def loaded() -> Iterator[None]:
-    with loaded_parts():
-        yield
-
-
-@pytest.fixture
-def node(loaded: None, gpus: list[Gpu]) -> Iterator[Node]:
-    with fresh_node(gpus) as made:
-        yield made
-
-
-@pytest.fixture
-def share(node: Node) -> Share:
-    return Share(node, node.cgroup("box", SHARE))
 
 
 @pytest.fixture

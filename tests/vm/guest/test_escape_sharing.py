@@ -21,8 +21,6 @@ from tests.vm.guest.gatenode import (
     PAGE,
     Node,
     client_in,
-    fresh_node,
-    loaded_parts,
     settled,
 )
 from tests.vm.guest.hostile import SHARE, Share
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from bpf.loader import Maps
-    from enforcer.model import Gpu
     from tests.vm.guest.node import PlainClient
 
 GET_MAGIC: Final = 0x80046402
@@ -44,23 +41,6 @@ SPARE: Final = 3
 """Buffers that can still be made in the test of the most."""
 MOST: Final = {"tenant": (1 << 20) // 4, "node": (1 << 20) - 4096}
 """Buffers, by bpf/include/maps.h: of one tenant on one GPU, and of all."""
-
-
-@pytest.fixture(scope="module")
-def loaded() -> Iterator[None]:
-    with loaded_parts():
-        yield
-
-
-@pytest.fixture
-def node(loaded: None, gpus: list[Gpu]) -> Iterator[Node]:
-    with fresh_node(gpus) as made:
-        yield made
-
-
-@pytest.fixture
-def share(node: Node) -> Share:
-    return Share(node, node.cgroup("box", SHARE))
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import signal
 import struct
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
@@ -28,27 +28,10 @@ from tests.vm.guest.caller import (
     GEM_CREATE,
     KFD_ALLOC,
 )
-from tests.vm.guest.gatenode import CGROUPS, OBJECTS, PINS, Node, fresh_node, loaded_parts, settled
+from tests.vm.guest.gatenode import CGROUPS, OBJECTS, PINS, Node, settled
 from tests.vm.guest.services import is_module
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from enforcer.model import Gpu
-
 PAGE: Final = 4096
-
-
-@pytest.fixture(scope="module")
-def loaded() -> Iterator[loader.Gate]:
-    with loaded_parts() as gate:
-        yield gate
-
-
-@pytest.fixture
-def node(loaded: loader.Gate, gpus: list[Gpu]) -> Iterator[Node]:
-    with fresh_node(gpus) as made:
-        yield made
 
 
 class TestTheByte:
@@ -261,13 +244,13 @@ class TestWordsNoLibraryWrites:
         assert usage.reserved == 0
 
     def test_arguments_that_are_not_in_memory_are_waited_for_or_refused_and_counted(
-        self, loaded: loader.Gate, node: Node
+        self, gate: loader.Gate, node: Node
     ) -> None:
         box = node.cgroup("box", 8 * MIB)
         caller = node.caller(box)
         before = node.counted("refused_arguments")
         fits = caller.do("kfd_arguments", node.kfd_id, 8 * MIB)
-        if loaded.asked_by == "lsm":
+        if gate.asked_by == "lsm":
             caller.do("call_unread", "/dev/kfd", KFD_ALLOC, fits)
             assert node.usage(box).requested == 8 * MIB
         else:
@@ -352,14 +335,12 @@ class TestTheRecord:
 
 
 class TestWhoIsAsked:
-    def test_it_is_the_security_module_where_bpf_is_an_active_one(
-        self, loaded: loader.Gate
-    ) -> None:
-        assert loaded.asked_by == ("lsm" if is_module() else "fmod_ret")
-        left_out = {name: why for name, why in loaded.attached.items() if why is not None}
+    def test_it_is_the_security_module_where_bpf_is_an_active_one(self, gate: loader.Gate) -> None:
+        assert gate.asked_by == ("lsm" if is_module() else "fmod_ret")
+        left_out = {name: why for name, why in gate.attached.items() if why is not None}
         assert set(left_out) == (set() if is_module() else {"file_ioctl_lsm"})
         assert all("bpf is not among" in why for why in left_out.values())
-        assert loaded.self_test()
+        assert gate.self_test()
 
     def test_one_call_reserves_once(self, node: Node) -> None:
         box = node.cgroup("box", 8 * MIB)

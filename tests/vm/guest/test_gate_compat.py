@@ -14,27 +14,13 @@ from bpf import call32, loader
 from bpf.libbpf import BpfError, Libbpf
 from enforcer.model import MIB
 from tests.vm.guest.caller import PRIME_FD_TO_HANDLE
-from tests.vm.guest.gatenode import OBJECTS, PINS, Node, fresh_node, loaded_parts, settled
+from tests.vm.guest.gatenode import OBJECTS, PINS, Node, settled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-    from enforcer.model import Gpu
 
 GATE = OBJECTS / "gate.bpf.o"
-
-
-@pytest.fixture(scope="module")
-def gate() -> Iterator[loader.Gate]:
-    with loaded_parts() as gate:
-        yield gate
-
-
-@pytest.fixture
-def node(gate: loader.Gate, gpus: list[Gpu]) -> Iterator[Node]:
-    with fresh_node(gpus) as made:
-        yield made
 
 
 def test_this_kernel_takes_such_calls() -> None:

@@ -10,14 +10,11 @@ import pytest
 
 from bpf.decode import Counter, CuMask
 from enforcer.model import MIB
-from tests.vm.guest.gatenode import Node, fresh_node, loaded_parts, settled
+from tests.vm.guest.gatenode import Node, settled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-    from bpf import loader
-    from enforcer.model import Gpu
 
 SLICE: Final = 0xFF << 28
 """Eight compute units, on both sides of a word's end."""
@@ -25,18 +22,6 @@ GRACE_SECONDS: Final = 1.2
 """Longer than a queue may be without its mask before that is held against its container."""
 
 QUEUE_SDMA: Final = 1
-
-
-@pytest.fixture(scope="module")
-def loaded() -> Iterator[loader.Gate]:
-    with loaded_parts() as gate:
-        yield gate
-
-
-@pytest.fixture
-def node(loaded: loader.Gate, gpus: list[Gpu]) -> Iterator[Node]:
-    with fresh_node(gpus) as made:
-        yield made
 
 
 def box_with(node: Node, *, enforced: bool) -> Path:

@@ -9,27 +9,13 @@ import pytest
 
 from bpf.decode import Counter, Policy
 from enforcer.model import MIB
-from tests.vm.guest.gatenode import Node, client_in, fresh_node, loaded_parts, settled
+from tests.vm.guest.gatenode import Node, client_in, settled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-    from enforcer.model import Gpu
 
 IPC_IMPORT: Final = 0xC0304B80
-
-
-@pytest.fixture(scope="module")
-def loaded() -> Iterator[None]:
-    with loaded_parts():
-        yield
-
-
-@pytest.fixture
-def node(loaded: None, gpus: list[Gpu]) -> Iterator[Node]:
-    with fresh_node(gpus) as made:
-        yield made
 
 
 @pytest.mark.dmem  # the call came with the same kernels

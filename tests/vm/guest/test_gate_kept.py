@@ -9,28 +9,14 @@ import pytest
 
 from bpf import loader
 from enforcer.model import MIB
-from tests.vm.guest.gatenode import OBJECTS, PINS, Node, fresh_node, loaded_parts
+from tests.vm.guest.gatenode import OBJECTS, PINS, Node
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-    from enforcer.model import Gpu
 
 GATE = OBJECTS / "gate.bpf.o"
 LEDGER = OBJECTS / "ledger.bpf.o"
-
-
-@pytest.fixture(scope="module")
-def gate() -> Iterator[loader.Gate]:
-    with loaded_parts() as made:
-        yield made
-
-
-@pytest.fixture
-def node(gate: loader.Gate, gpus: list[Gpu]) -> Iterator[Node]:
-    with fresh_node(gpus) as made:
-        yield made
 
 
 def pins() -> set[str]:

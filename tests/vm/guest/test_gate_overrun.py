@@ -16,7 +16,7 @@ from bpf import decode, loader
 from bpf.decode import Counter, Event, Policy
 from enforcer.model import MIB
 from tests.vm.guest.caller import ALLOC_GTT, DOMAIN_GTT
-from tests.vm.guest.gatenode import Node, fresh_node, loaded_parts, settled
+from tests.vm.guest.gatenode import Node, settled
 from tests.vm.guest.services import ledger, wait_for
 from tests.vm.guest.test_limit import tenant
 
@@ -31,18 +31,6 @@ if TYPE_CHECKING:
 SHARE: Final = 16 * MIB
 BIG: Final = SHARE + MIB
 NO_GENERATION: Final = 1 << 31
-
-
-@pytest.fixture(scope="module")
-def loaded() -> Iterator[None]:
-    with loaded_parts():
-        yield
-
-
-@pytest.fixture
-def node(loaded: None, gpus: list[Gpu]) -> Iterator[Node]:
-    with fresh_node(gpus) as made:
-        yield made
 
 
 @contextmanager

@@ -12,31 +12,18 @@ import pytest
 
 from bpf.decode import Counter, Policy
 from enforcer.model import MIB
-from tests.vm.guest.gatenode import Node, client_in, fresh_node, loaded_parts, settled
+from tests.vm.guest.gatenode import Node, client_in, settled
 from tests.vm.guest.node import RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from enforcer.model import Gpu
     from tests.vm.guest.node import PlainClient
 
 SIZE: Final = 4 * MIB
 SECONDS: Final = 90.0
 """For the kernel to stop one thread between the two looks and run the other."""
-
-
-@pytest.fixture(scope="module")
-def loaded() -> Iterator[None]:
-    with loaded_parts():
-        yield
-
-
-@pytest.fixture
-def node(loaded: None, gpus: list[Gpu]) -> Iterator[Node]:
-    with fresh_node(gpus) as made:
-        yield made
 
 
 @dataclass

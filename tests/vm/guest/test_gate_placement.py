@@ -15,28 +15,14 @@ from tests.vm.guest.caller import (
     GEM_OP,
     SET_PLACEMENT,
 )
-from tests.vm.guest.gatenode import Node, client_in, fresh_node, loaded_parts, settled
+from tests.vm.guest.gatenode import Node, client_in, settled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-    from enforcer.model import Gpu
 
 MOST_HANDLES: Final = 130
 """More than one level of the kernel's tree of handles holds."""
-
-
-@pytest.fixture(scope="module")
-def loaded() -> Iterator[None]:
-    with loaded_parts():
-        yield
-
-
-@pytest.fixture
-def node(loaded: None, gpus: list[Gpu]) -> Iterator[Node]:
-    with fresh_node(gpus) as made:
-        yield made
 
 
 def test_it_is_charged_by_its_size_until_the_buffer_ends(node: Node) -> None:

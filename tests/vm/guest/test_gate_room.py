@@ -14,13 +14,12 @@ from bpf import loader
 from bpf.decode import Counter, CuMask, Policy
 from enforcer.model import MIB
 from tests.vm.guest.caller import DOMAIN_VRAM, GEM_CREATE
-from tests.vm.guest.gatenode import OBJECTS, PINS, Node, fresh_node, loaded_parts, settled
+from tests.vm.guest.gatenode import OBJECTS, PINS, Node, settled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from enforcer.model import Gpu
     from tests.vm.guest.caller import Caller
 
 PAGE: Final = 4096
@@ -28,18 +27,6 @@ MOST: Final = 1 << 20
 OF_A_TENANT: Final = MOST // 4
 KEPT_FREE: Final = 4096
 SLICE: Final = 0xFF
-
-
-@pytest.fixture(scope="module")
-def gate() -> Iterator[loader.Gate]:
-    with loaded_parts() as gate:
-        yield gate
-
-
-@pytest.fixture
-def node(gate: loader.Gate, gpus: list[Gpu]) -> Iterator[Node]:
-    with fresh_node(gpus) as made:
-        yield made
 
 
 @contextmanager

@@ -4,38 +4,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
 from bpf.decode import Counter
 from enforcer.model import MIB
 from tests.vm.guest.caller import SVM_ACCESS, SVM_PREFERRED, SVM_PREFETCH
-from tests.vm.guest.gatenode import Node, fresh_node, loaded_parts, settled
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from bpf import loader
-    from enforcer.model import Gpu
+from tests.vm.guest.gatenode import Node, settled
 
 SYSTEM: Final = 0
 UNDEFINED: Final = 0xFFFFFFFF
 
 # What has dmem was built with SVM, too.
 has_svm = pytest.mark.dmem
-
-
-@pytest.fixture(scope="module")
-def loaded() -> Iterator[loader.Gate]:
-    with loaded_parts() as gate:
-        yield gate
-
-
-@pytest.fixture
-def node(loaded: loader.Gate, gpus: list[Gpu]) -> Iterator[Node]:
-    with fresh_node(gpus) as made:
-        yield made
 
 
 def fault(node: Node, pid: int, address: int) -> None:
@@ -132,7 +114,7 @@ def test_a_tenant_has_no_place_on_a_gpu_without_a_share(node: Node) -> None:
 
 @has_svm
 def test_what_a_page_fault_brings_into_vram_is_charged_to_the_process_and_told(
-    node: Node, loaded: loader.Gate
+    node: Node,
 ) -> None:
     pod, box = node.cgroup("pod", 8 * MIB), node.cgroup("pod/box", 4 * MIB)
     caller = node.caller(box)

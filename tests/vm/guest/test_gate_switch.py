@@ -13,32 +13,18 @@ import pytest
 from bpf.decode import Counter, Policy
 from enforcer.model import MIB
 from tests.vm.guest import truth
-from tests.vm.guest.gatenode import Node, client_in, fresh_node, loaded_parts, settled
+from tests.vm.guest.gatenode import Node, client_in, settled
 from tests.vm.guest.hostile import dies
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-    from enforcer.model import Gpu
     from tests.vm.guest.node import PlainClient
 
 SMALL: Final = 4096
 BIG: Final = MIB
 SECONDS: Final = 90.0
 """For the kernel to stop one thread between the two looks and run the other."""
-
-
-@pytest.fixture(scope="module")
-def loaded() -> Iterator[None]:
-    with loaded_parts():
-        yield
-
-
-@pytest.fixture
-def node(loaded: None, gpus: list[Gpu]) -> Iterator[Node]:
-    with fresh_node(gpus) as made:
-        yield made
 
 
 def race(client: PlainClient, words: str) -> bool:

@@ -14,7 +14,7 @@ from bpf import loader
 from bpf.decode import Counter
 from bpf.libbpf import BpfError
 from enforcer.model import MIB
-from tests.vm.guest.gatenode import OBJECTS, PINS, Node, fresh_node, loaded_parts, settled
+from tests.vm.guest.gatenode import OBJECTS, PINS, Node, fresh_node, settled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,16 +23,11 @@ if TYPE_CHECKING:
     from tests.vm.guest.caller import Caller
 
 
-@pytest.fixture(scope="module")
-def loaded() -> Iterator[None]:
-    with loaded_parts():
-        yield
-
-
 @pytest.fixture
-def node(loaded: None, gpus: list[Gpu]) -> Iterator[Node]:
+def node(gate: loader.Gate, gpus: list[Gpu]) -> Iterator[Node]:
     with fresh_node(gpus) as made:
         yield made
+    # What a test took away of it.
     loader.load_ledger(OBJECTS / "ledger.bpf.o", PINS)
 
 

@@ -23,15 +23,13 @@ import pytest
 
 from enforcer.model import MIB, pci_key
 from tests.vm.guest import truth
-from tests.vm.guest.gatenode import Node, fresh_node, loaded_parts
 from tests.vm.guest.node import PlainClient
 from tests.vm.guest.services import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-    from enforcer.model import Gpu
+    from tests.vm.guest.gatenode import Node
 
 OPERATIONS: Final = int(os.environ.get("RINGFENCE_OPERATIONS", "10000"))
 CONTAINERS: Final = 4
@@ -49,18 +47,6 @@ FAILED: Final[tuple[int, ...]] = ()
 def seeds() -> list[int]:
     given = os.environ.get("RINGFENCE_SEED")
     return [*FAILED, int(given) if given else random.SystemRandom().randrange(1 << 32)]
-
-
-@pytest.fixture(scope="module")
-def loaded() -> Iterator[None]:
-    with loaded_parts():
-        yield
-
-
-@pytest.fixture
-def node(loaded: None, gpus: list[Gpu]) -> Iterator[Node]:
-    with fresh_node(gpus) as made:
-        yield made
 
 
 @dataclass
