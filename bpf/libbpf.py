@@ -419,31 +419,31 @@ class Libbpf:
         self._check("map delete", result)
         return True
 
-    def items(
+    def walk(
         self, fd: int, key_size: int, value_size: int, most: int
-    ) -> list[tuple[bytes, bytes]]:
-        """Each key once with its value; others may come and go meanwhile.
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Each key with its value, some perhaps again; others may come and go meanwhile.
 
         A key that is deleted under the walk sends the kernel back to the first one, so the walk is
-        bounded and what was seen is remembered.
+        bounded. Nothing is kept of what was seen: a map can have a million entries.
         """
-        found: dict[bytes, bytes] = {}
         following = ctypes.create_string_buffer(key_size)
         key: bytes | None = None
         for _ in range(0, 4 * most + 16, _BURST):
+            found: list[tuple[bytes, bytes]] = []
             with unpreempted():
                 for _ in range(_BURST):
                     result = self.lib.bpf_map_get_next_key(fd, key, following)
                     if result == -errno.ENOENT:
-                        return list(found.items())
+                        break
                     self._check("map walk", result)
                     key = following.raw
-                    if key in found:
-                        continue
                     value = self._lookup(fd, key, value_size)
                     if value is not None:
-                        found[key] = value
-        return list(found.items())
+                        found.append((key, value))
+            yield from found
+            if result == -errno.ENOENT:
+                return
 
     def possible_cpus(self) -> int:
         """How many values a per-CPU map holds for each key."""

@@ -220,11 +220,14 @@ class Maps:
             os.close(pinned.fd)
         self._maps.clear()
 
-    def _items(self, name: str) -> list[tuple[bytes, bytes]]:
+    def _walk(self, name: str) -> Iterator[tuple[bytes, bytes]]:
         if name in _LATER and name not in self._maps:
-            return []
+            return iter(())
         pinned = self._maps[name]
-        return self._lib.items(pinned.fd, pinned.key_size, pinned.value_size, pinned.entries)
+        return self._lib.walk(pinned.fd, pinned.key_size, pinned.value_size, pinned.entries)
+
+    def _items(self, name: str) -> list[tuple[bytes, bytes]]:
+        return list(dict(self._walk(name)).items())
 
     def set_limit(self, cgroup: int, gpu: int, size: int | None) -> None:
         """What the cgroup may hold of the GPU, in bytes; None: accounted, not limited."""
@@ -350,12 +353,13 @@ class Maps:
             self.pin_root / str(generation) / (_Part.LEDGER.prefix + _FORGET), cgroup, gpu
         )
 
-    def buffers(self) -> dict[int, decode.Holding]:
-        """Live buffers on the ledger, by the kernel's address of the object."""
-        return {
-            decode.U64.unpack(key)[0]: decode.unpack_holding(value)
-            for key, value in self._items("buffers")
-        }
+    def buffers(self) -> Iterator[tuple[int, decode.Holding]]:
+        """Live buffers on the ledger, by the kernel's address of the object; some perhaps twice.
+
+        There can be a million: what is asked of them is worked out on the way, not from a list.
+        """
+        for key, value in self._walk("buffers"):
+            yield decode.U64.unpack(key)[0], decode.unpack_holding(value)
 
     def set_gpus(self, by_kfd_id: Mapping[int, int], by_minor: Mapping[int, int]) -> None:
         """Which GPU a KFD id and a DRM minor (render and card) mean; replaces what was there."""

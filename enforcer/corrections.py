@@ -77,7 +77,10 @@ class Corrections:
         self._due = 0.0
         self._over: dict[int, _Over] = {}
         self._idle: dict[_Key, tuple[tuple[int, int], int]] = {}
-        """What was found of the rows that are nothing but calls without an end, and looks."""
+        """What was found of rows that may be nothing but calls without an end, and looks."""
+        self._others: dict[_Key, int] = {}
+        """Those that are not, as long as they stay as they are: a million buffers are gone through
+        for them once."""
         self._pods: set[int] = set()
 
     def judge(
@@ -151,20 +154,23 @@ class Corrections:
             for key, row in ledger.items()
             if row.requested and not row.resident and not row.page_tables and empty(key[0])
         }
-        lost = unfollowed() if rows else {}
+        self._others = {key: size for key, size in self._others.items() if rows.get(key) == size}
         before, self._idle = self._idle, {}
         for key, size in rows.items():
-            there = used(key[1]) if lost.get(key) == size else None
+            there = used(key[1]) if key not in self._others else None
             explained = known.get(key[1], 0)
             if there is None or there - explained >= size:
                 continue
             # Two readings are of one moment only where nothing moved.
             last, looks = before.get(key, ((size, explained), 0))
             self._idle[key] = (size, explained), looks + 1 if last == (size, explained) else 1
-        ended = [(key, size) for key, ((size, _), looks) in self._idle.items() if looks >= _LOOKS]
-        for key, _ in ended:
+        steady = [(key, size) for key, ((size, _), looks) in self._idle.items() if looks >= _LOOKS]
+        lost = unfollowed() if steady else {}
+        for key, size in steady:
             del self._idle[key]
-        return ended
+            if lost.get(key) != size:
+                self._others[key] = size
+        return [(key, size) for key, size in steady if key not in self._others]
 
     def _wrong(self, over: _Over, empty: Callable[[int], bool]) -> list[_Key]:
         """The rows of nobody's, where they are together what is too much; containers' before pods'.

@@ -14,7 +14,7 @@ from enforcer.host.files import FileError
 from enforcer.model import Layer, LayerState, LedgerSource, Why, pci_bdf
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Mapping
     from pathlib import Path
 
     from bpf.decode import Event, LedgerUsage
@@ -109,7 +109,7 @@ class KernelLayers:
         if self._ledger is None or self.maps is None:
             return
         try:
-            if self.maps.buffers():
+            if any(True for _ in self.maps.buffers()):
                 return
             self._ledger.detach()
         except (BpfError, OSError) as error:
@@ -130,23 +130,27 @@ class KernelLayers:
         except BpfError as error:
             raise OSError(str(error)) from error
 
-    def owners(self) -> list[tuple[int, ...]]:
-        """The cgroups charged for each buffer, outermost first; none where they are unreadable."""
-        return [holding.cgroups for holding in self._holdings() if holding.cgroups]
-
-    def _holdings(self) -> Iterable[decode.Holding]:
+    def owners(self) -> set[tuple[int, ...]]:
+        """The cgroups charged for a buffer, outermost first; none where they are unreadable."""
+        if self.maps is None:
+            return set()
         try:
-            return self.maps.buffers().values() if self.maps is not None else ()
+            return {one.cgroups for _, one in self.maps.buffers() if one.cgroups}
         except BpfError:
-            return ()
+            return set()
 
     def unfollowed(self) -> Mapping[tuple[int, int], int]:
         """Bytes charged for calls without an end, by (innermost cgroup's id, GPU)."""
+        if self.maps is None:
+            return {}
+        try:
+            lost = {at: one for at, one in self.maps.buffers() if not one.followed and one.cgroups}
+        except BpfError:
+            return {}
         sizes: dict[tuple[int, int], int] = {}
-        for holding in self._holdings():
-            if not holding.followed and holding.cgroups:
-                key = (holding.cgroups[-1], holding.gpu)
-                sizes[key] = sizes.get(key, 0) + holding.size
+        for one in lost.values():
+            key = (one.cgroups[-1], one.gpu)
+            sizes[key] = sizes.get(key, 0) + one.size
         return sizes
 
     def follows_queues(self) -> bool:

@@ -207,6 +207,14 @@ TIERS = (
         soak=True,
     ),
     Tier(
+        "soak-full",
+        "a million buffers of a page each: the ledger really full",
+        ("tests/vm/guest/full",),
+        NodeOptions(kernel="nodmem", gpus=2, memory_mib=8192),
+        (("RINGFENCE_FULL", "1"),),
+        soak=True,
+    ),
+    Tier(
         "soak-fmod-ret",
         "escapes and random use where no security module is BPF's, on a kernel that preempts",
         _ESCAPES,

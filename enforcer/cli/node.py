@@ -190,13 +190,13 @@ def _maps(pins: Path, problems: list[str]) -> _Maps:
         return _Maps()
 
 
-def _owners(pins: Path, problems: list[str]) -> list[tuple[int, ...]]:
+def _owners(pins: Path, problems: list[str]) -> set[tuple[int, ...]]:
     try:
         with loader.open_maps(pins) as maps:
-            return [one.cgroups for one in maps.buffers().values() if one.cgroups]
+            return {one.cgroups for _, one in maps.buffers() if one.cgroups}
     except (BpfError, OSError) as error:
         problems.append(f"the ledger's buffers cannot be read: {error}")
-        return []
+        return set()
 
 
 def _record(roots: Roots, container_id: str, problems: list[str]) -> runtime.ContainerRecord | None:

@@ -229,3 +229,15 @@ class TestACallWithoutAnEnd:
             raise AssertionError
 
         Corrections().judge(0.0, {(BOX, GPU): row(64)}, LIVE, lambda _: 0, everyone, fail)
+
+    def test_is_asked_for_once_of_a_row_that_stays_something_else(self) -> None:
+        corrections, asked = Corrections(), []
+
+        def lost() -> Mapping[tuple[int, int], int]:
+            asked.append(look)
+            return {}
+
+        for look in range(20):
+            books = {(BOX, GPU): LedgerUsage((64 if look < 10 else 32) * MIB)}
+            assert not corrections.judge(look * 5.0, books, LIVE, lambda _: 0, everyone, lost)
+        assert asked == [2, 12], "there can be a million buffers to go through"

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from bpf.loader import Gate
     from enforcer.model import Gpu
 
+_HERE = Path(__file__).parent
 _GUEST = Path("/run/testbed/run.conf")
 _HAS_DMEM = any(name.startswith("drm/") for name in dmem.capacity(CGROUP))
 
@@ -28,12 +29,13 @@ _HAS_DMEM = any(name.startswith("drm/") for name in dmem.capacity(CGROUP))
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Nothing here can run outside the virtual node; `make test` brings it up.
 
-    What needs the image is for the tier that has built it.
+    What needs the image, or minutes for one test, is for the tier that sets its variable.
     """
     if not _GUEST.exists():
         return True
-    own = collection_path == Path(__file__).parent / "installed"
-    return True if own and "RINGFENCE_INSTALLED" not in os.environ else None
+    asked_for = {"installed": "RINGFENCE_INSTALLED", "full": "RINGFENCE_FULL"}
+    own = asked_for.get(collection_path.name, "") if collection_path.parent == _HERE else ""
+    return True if own and own not in os.environ else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -54,7 +54,7 @@ class Share:
 
         It may do so to any call, so what a crowd of callers is left with is counted without it.
         """
-        return sum(one.size for one in self.node.maps.buffers().values() if not one.followed)
+        return sum(one.size for one in dict(self.node.maps.buffers()).values() if not one.followed)
 
     def forget(self) -> None:
         """As the enforcer does when nobody is left: what came of failed calls is not known."""

@@ -68,7 +68,7 @@ def test_a_buffer_that_is_made_unseen_stays_charged_and_is_told_of(node: Node) -
     assert str(event).endswith(
         "took 1048576 bytes: the kernel passed over the ledger, it stays charged"
     )
-    assert [one.size for one in node.maps.buffers().values() if not one.followed] == [MIB]
+    assert [one.size for one in dict(node.maps.buffers()).values() if not one.followed] == [MIB]
     node.maps.set_limit(box.stat().st_ino, node.gpu, (made + 1) * MIB)
     caller.do("gem_create", node.render, MIB)
     assert caller.refused("gem_create", node.render, 1) == "ENOMEM"

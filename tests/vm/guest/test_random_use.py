@@ -135,7 +135,7 @@ class Run:
     def _lost(self) -> Counter[tuple[int, int]]:
         """Bytes charged to each container for what the kernel passed over the ledger for."""
         lost: Counter[tuple[int, int]] = Counter()
-        for one in self._node.maps.buffers().values():
+        for one in dict(self._node.maps.buffers()).values():
             if not one.followed:
                 lost.update({(cgroup, one.gpu): one.size for cgroup in one.cgroups})
         return lost

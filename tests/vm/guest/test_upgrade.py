@@ -144,7 +144,7 @@ class HeldUp:
 
 def unfollowed(node: Node, gpu: int) -> int:
     """Bytes on a GPU that are charged for calls that nobody saw the end of."""
-    holdings = node.maps.buffers().values()
+    holdings = dict(node.maps.buffers()).values()
     return sum(one.size for one in holdings if one.gpu == gpu and not one.followed)
 
 
