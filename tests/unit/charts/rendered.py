@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import helm_python
 import yaml
 from helm_python import _native
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 CHART = Path(__file__).parents[3] / "charts" / "ringfence"
 Values = dict[str, Any]
@@ -107,25 +110,39 @@ REMOVED: Values = {"remove": {"enabled": True}}
 """The set of values with other pods."""
 
 
-def render(values: Values | None = None, version: str | None = None) -> list[Object]:
-    """The objects for a cluster of that version of Kubernetes ("1.30"), or of the one that Helm's
-    library takes for granted."""
+def render(
+    values: Values | None = None,
+    version: str | None = None,
+    *,
+    name: str = "rf",
+    namespace: str = "gpu-system",
+) -> list[Object]:
+    """The objects of that release for a cluster of that version of Kubernetes ("1.30"), or of the
+    one that Helm's library takes for granted."""
     return [
         document
-        for name, text in _rendered(values or {}, version).items()
-        if not name.endswith(".txt")
+        for file, text in _rendered(values or {}, version, name, namespace).items()
+        if not file.endswith(".txt")
         for document in yaml.safe_load_all(text)
         if document is not None
     ]
 
 
-def notes(values: Values | None = None) -> str:
-    """What Helm says at the end of an installation or upgrade."""
-    return _rendered(values or {}, None)["ringfence/templates/NOTES.txt"]
+def notes(
+    values: Values | None = None, version: str | None = None, apis: Sequence[str] = ()
+) -> str:
+    """What Helm says at the end of an installation or upgrade, in a cluster with these APIs too."""
+    return _rendered(values or {}, version, apis=apis)["ringfence/templates/NOTES.txt"]
 
 
-def _rendered(values: Values, version: str | None) -> dict[str, str]:
-    options = {"name": "rf", "namespace": "gpu-system"}
+def _rendered(
+    values: Values,
+    version: str | None,
+    name: str = "rf",
+    namespace: str = "gpu-system",
+    apis: Sequence[str] = (),
+) -> dict[str, str]:
+    options = {"name": name, "namespace": namespace, "api_versions": list(apis)}
     if version is not None:
         options["kube_version"] = f"v{version}"
     with helm_python.Chart.load(CHART) as chart:

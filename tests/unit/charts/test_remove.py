@@ -22,7 +22,7 @@ from enforcer.daemon import _parser as enforcer_parser
 from tests.unit.charts.rendered import CHART, REMOVED, VARIANTS, Object, Values, notes, only, render
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 
@@ -134,14 +134,18 @@ def pod(name: str, phase: str, *, gpu: bool = True) -> Object:
 
 
 @contextmanager
-def cluster(*pods: Object) -> Iterator[helm_python.Config]:
-    """An API server of which Helm can ask for pods."""
+def cluster(*pods: Object, namespaces: Sequence[Object] = ()) -> Iterator[helm_python.Config]:
+    """An API server of which Helm can ask for pods and namespaces."""
     answers = {
         "/api/v1": {
             "kind": "APIResourceList",
             "groupVersion": "v1",
-            "resources": [{"name": "pods", "namespaced": True, "kind": "Pod", "verbs": ["list"]}],
+            "resources": [
+                {"name": "pods", "namespaced": True, "kind": "Pod", "verbs": ["list"]},
+                {"name": "namespaces", "namespaced": False, "kind": "Namespace", "verbs": ["get"]},
+            ],
         },
+        **{f"/api/v1/namespaces/{one['metadata']['name']}": one for one in namespaces},
         "/api/v1/pods": {"apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": pods},
     }
 

@@ -39,7 +39,9 @@ TESTBED = {
     "tests/testbed/prepare": prepare_main,
     "make image": image_main,
 }
-OTHERS_OPTIONS = {"--set", "--create-namespace", "--kube-version", "--reuse-values"}
+OTHERS_OPTIONS = {
+    "--set", "--create-namespace", "--kube-version", "--reuse-values", "--reset-then-reuse-values",
+}  # fmt: skip
 """Of Helm and kubectl."""
 IN_THE_CACHE = {"image/python"}
 OTHERS_MODULES = {"pytest", "venv", "pip"}
@@ -171,6 +173,9 @@ def test_every_value_of_the_chart_is_one(page: Path) -> None:
     for part in code(page):
         for name, value in setting.findall(part):
             if name.partition(".")[0] not in SCHEMA["properties"] or is_ours(name):
+                continue
+            # A label or an annotation: openshift.io/...
+            if f"{name}/" in part:
                 continue
             found = schema_of(SCHEMA, name)
             if value:
