@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import re
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from enforcer.model import MIB
+from enforcer.model import MIB, Why
 from enforcer.slices import hook_directory
 from tests.vm.guest.node import slice_of
 from tests.vm.guest.services import dmem_current, dmem_max, ledger, wait_for
@@ -30,6 +31,15 @@ def series(enforcer: Enforcer, name: str, one: Tenant) -> float | None:
     labels = rf'container="main",device="[^"]+",namespace="[^"]+",pod="{one.pod.name}"'
     found = re.search(rf"^{name}{{{labels}}} (\S+)$", enforcer.metrics() or "", re.MULTILINE)
     return None if found is None else float(found[1])
+
+
+def hook_layer(enforcer: Enforcer, one: Tenant) -> tuple[str, str] | None:
+    """Reason and value of the container's series of that layer; None where there is none."""
+    labels = rf'container="main",[^}}]*pod="{one.pod.name}",layer="hook",reason="([^"]*)"'
+    found = re.search(
+        rf"^ringfence_layer{{{labels}}} (\S+)$", enforcer.metrics() or "", re.MULTILINE
+    )
+    return None if found is None else (found[1], found[2])
 
 
 def slice_file(one: Tenant) -> Path:
@@ -108,6 +118,27 @@ def test_without_bpf_there_are_series_all_the_same(switch: Switch, pods: Pods, g
     kernel = dmem_max(one.container.path, gpu.bdf) is not None
     refuses = "refuse kernel\n" if kernel else "refuse hook\n"
     wait_for("who refuses", lambda: refuses in told(one))
+
+
+def test_where_the_kernel_holds_nothing_what_gets_round_the_hook_is_seen(
+    switch: Switch, pods: Pods, gpu: Gpu
+) -> None:
+    """The client loads no hook. What it may have before that shows is the slice and some more."""
+    enforcer = switch.run("none")
+    pod = pods.pod("round")
+    pods.slices.append(replace(slice_of(pod, "main", gpu, 64), hook=True))
+    enforcer.give(pods.slices)
+    one = pods.start(pod, pods.slices[0])
+    wait_for("the hook as its layer", lambda: hook_layer(enforcer, one) == ("", "1"))
+    one.client.open(gpu)
+    one.client.kfd_alloc(gpu, 64 * MIB)
+    wait_for(
+        "KFD's count in the metrics",
+        lambda: (series(enforcer, "ringfence_vram_observed_bytes", one) or 0) >= 64 * MIB,
+    )
+    assert hook_layer(enforcer, one) == ("", "1")
+    one.client.kfd_alloc(gpu, 128 * MIB)
+    wait_for("a hook got round", lambda: hook_layer(enforcer, one) == (Why.HOOK_PASSED.value, "0"))
 
 
 def test_the_hook_is_told_its_slice_and_that_the_kernel_refuses(
