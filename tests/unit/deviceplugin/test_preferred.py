@@ -163,7 +163,7 @@ def test_among_equal_groups_the_fullest_goes_first() -> None:
     assert gpus_of(prefer(available, [], 2, (), node(), SPREAD)) == [0, 1]
 
 
-def test_64_linked_partitions_with_10_slots_take_a_fraction_of_a_second() -> None:
+def test_64_linked_partitions_with_10_slots_are_no_search_without_end() -> None:
     gpus = [
         gpu(
             f"0000:{number // 8:02x}:00.0",
@@ -178,9 +178,9 @@ def test_64_linked_partitions_with_10_slots_take_a_fraction_of_a_second() -> Non
     available = [slot for one in devices for slot in one.slots]
     assert len(available) == 640
     for size in (1, 8, 32, 64, 640):
-        started = time.perf_counter()
+        started = time.process_time()
         assert len(prefer(available, [], size, (), devices)) == size
-        assert time.perf_counter() - started < 1
+        assert time.process_time() - started < 1
 
 
 @given(IDS, st.data())
