@@ -302,7 +302,7 @@ static __always_inline bool in_charge(enum hook hook)
 }
 
 /*
- * A buffer stays charged to who made it. Another container's is counted, and refused if so decided;
+ * A buffer stays charged to who made it. Another container's is counted, or refused if so decided;
  * arguments that cannot be read are then refused as well. One that its maker got by a trick goes to
  * nobody else.
  */
@@ -317,10 +317,11 @@ static __noinline int judge_import(const struct owners *tenants_found, const str
 		file = file_at(demand->fd);
 	if (file)
 		buffer = foreign_buffer(buffer_key(file), tenants_found);
-	if (buffer && !again)
-		count(IMPORTED);
 	if (switched(POLICY_REFUSE_IMPORTS) ? !demand->refused && !buffer :
 					      !buffer || !(buffer->flags & HOLDING_OVERRAN)) {
+		/* Both copies are asked about what is let pass, and one about what is refused. */
+		if (buffer && !again)
+			count(IMPORTED);
 		reserve_nothing();
 		return 0;
 	}
