@@ -44,6 +44,7 @@ _ESCAPES = (
     "tests/vm/guest/test_escape_processes.py",
     "tests/vm/guest/test_escape_sharing.py",
     "tests/vm/guest/test_gate_before_others.py",
+    "tests/vm/guest/test_gate_compute.py",
     "tests/vm/guest/test_gate_contexts.py",
     "tests/vm/guest/test_gate_passed.py",
     "tests/vm/guest/test_gate_switch.py",

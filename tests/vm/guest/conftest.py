@@ -40,10 +40,12 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what the booted kernel line or the distribution has not; another runs it."""
+    types = Path("/sys/kernel/btf/amdgpu").exists()
     has = {
         "dmem": _HAS_DMEM,
         "hook": "RINGFENCE_HOOK" in os.environ,
-        "probes": not Path("/sys/kernel/btf/amdgpu").exists(),
+        "probes": not types,
+        "types": types,
     }
     missing = [
         item

@@ -30,6 +30,7 @@ def box_with(node: Node, *, enforced: bool) -> Path:
     return box
 
 
+@pytest.mark.types
 def test_queues_are_told_apart_by_their_masks(node: Node) -> None:
     pod = node.cgroup("pod", 16 * MIB)
     box = node.cgroup("pod/box", 8 * MIB)
@@ -57,6 +58,7 @@ def test_queues_are_told_apart_by_their_masks(node: Node) -> None:
     assert node.usage(pod).queues_masked == 0
 
 
+@pytest.mark.types
 @pytest.mark.parametrize("bits", [32, 64, 1024])
 def test_a_mask_beyond_the_slice_is_counted_and_refused_where_that_is_enforced(
     node: Node, bits: int
@@ -81,6 +83,7 @@ def test_a_mask_beyond_the_slice_is_counted_and_refused_where_that_is_enforced(
     assert caller.refused("set_cu_mask", queue, beyond, bits) == ""
 
 
+@pytest.mark.types
 def test_who_leaves_a_queue_without_a_mask_gets_no_further_one_where_that_is_enforced(
     node: Node,
 ) -> None:
@@ -102,6 +105,7 @@ def test_who_leaves_a_queue_without_a_mask_gets_no_further_one_where_that_is_enf
     caller.do("create_queue", node.kfd_id)
 
 
+@pytest.mark.types
 def test_a_container_is_held_by_its_own_slice_and_nobody_by_another_s(node: Node) -> None:
     pod = node.cgroup("pod", 16 * MIB)
     masks = {}
@@ -116,6 +120,19 @@ def test_a_container_is_held_by_its_own_slice_and_nobody_by_another_s(node: Node
     assert one.refused("set_cu_mask", queue, 0xF) == ""
     assert free.refused("set_cu_mask", others, 0xFFFFFFFF) == ""
     assert node.maps.cu_masks()[masks["b"].stat().st_ino, node.gpu] == CuMask(0xF0, True)
+
+
+@pytest.mark.probes
+def test_without_the_drivers_types_queues_are_not_followed_and_none_is_refused(node: Node) -> None:
+    caller = node.caller(box_with(node, enforced=True))
+    wider = node.counted("cu_mask_wider")
+    queue = caller.do("create_queue", node.kfd_id)
+    time.sleep(GRACE_SECONDS)
+    caller.do("create_queue", node.kfd_id)
+    caller.do("set_cu_mask", queue, 1 << 5)
+    assert node.counted("cu_mask_wider") == wider
+    assert node.maps.fill()["queues"][0] == 0
+    assert node.maps.events() == []
 
 
 def test_a_mask_goes_with_its_cgroup_whether_or_not_a_daemon_runs(node: Node) -> None:
