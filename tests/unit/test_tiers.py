@@ -88,7 +88,7 @@ def test_soak_tiers_run_only_when_asked_for() -> None:
     soak = {tier.name for tier in choose([], soak=True)}
     kinds = {"scrape", "installed", "installed-nodmem", "runtime", "update", "dmem", "nodmem"}
     kinds |= {"hook", "image", "newcomer", "fmod-ret", "fmod-ret-nodmem", "probes"}
-    kinds |= {"fmod-ret-probes"}
+    kinds |= {"fmod-ret-probes", "full"}
     assert soak == {f"soak-{kind}" for kind in kinds}
     assert everyday | soak == {tier.name for tier in TIERS}
     assert not everyday & soak
