@@ -216,6 +216,13 @@ TIERS = (
         soak=True,
     ),
     Tier(
+        "soak-dmem-7.2",
+        "slices held on the last kernel that takes no dmem.max below what is in use",
+        ("tests/vm/guest", _WITHOUT_KUBELET),
+        NodeOptions(kernel="dmem-7.2", gpus=2),
+        soak=True,
+    ),
+    Tier(
         "soak-fmod-ret",
         "escapes and random use where no security module is BPF's, on a kernel that preempts",
         _ESCAPES,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two kernel lines built from the distribution's linux-source packages with our fragments."""
+"""The kernel lines built from the distribution's linux-source packages with our fragments."""
 
 from __future__ import annotations
 
@@ -18,10 +18,17 @@ from tests.testbed.machine import Kernel
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-LINES = ("dmem", "nodmem")
+EVERYDAY = ("dmem", "nodmem")
+"""What `prepare` builds when no line is named."""
+LINES = (*EVERYDAY, "dmem-7.2")
+"""`dmem-7.2`, for a soak tier alone, is the last that takes no dmem.max below what is in use."""
 
 _HERE = Path(__file__).parent / "kernel"
-_FRAGMENTS = {"dmem": ("base.config", "dmem.config"), "nodmem": ("base.config",)}
+_FRAGMENTS = {
+    "dmem": ("base.config", "dmem.config"),
+    "nodmem": ("base.config",),
+    "dmem-7.2": ("base.config", "dmem.config", "aligned.config"),
+}
 _RECIPE = "1"
 """Changes when this module builds differently from the same inputs."""
 
@@ -84,21 +91,28 @@ def prepare(cache: Cache, line: str, report: Report, *, refresh: bool = False) -
 
 
 def choose(line: str, names: Sequence[str]) -> str:
-    """The source package for a line: for `dmem` the newest, for `nodmem` 6.12.
+    """The source package for a line: `dmem` the newest, `nodmem` 6.12, `dmem-7.2` that line alone.
 
     Ubuntu has neither 7.2 nor 6.12 in its archive; there the newest that has the dmem controller
-    at all (6.14), and the newest that has not, take their places.
+    at all (6.14), and the newest that has not, take the places of `dmem` and `nodmem`. Nothing
+    takes that of `dmem-7.2`. Raises StepError.
     """
-    if line == "dmem":
-        found = apt.newest(names, _NAME, at_least=(7, 2)) or apt.newest(
-            names, _NAME, at_least=(6, 14)
-        )
-        wanted = "7.2 or newer"
-    else:
-        found = apt.newest(names, _NAME, line=(6, 12)) or apt.newest(
-            names, _NAME, at_least=(6, 1), below=(6, 14)
-        )
-        wanted = "6.12"
+    match line:
+        case "dmem":
+            found = apt.newest(names, _NAME, at_least=(7, 2)) or apt.newest(
+                names, _NAME, at_least=(6, 14)
+            )
+            wanted = "7.2 or newer"
+        case "nodmem":
+            found = apt.newest(names, _NAME, line=(6, 12)) or apt.newest(
+                names, _NAME, at_least=(6, 1), below=(6, 14)
+            )
+            wanted = "6.12"
+        case "dmem-7.2":
+            found = apt.newest(names, _NAME, line=(7, 2))
+            wanted = "7.2"
+        case _:
+            raise StepError(f"kernel {line}: expected one of {', '.join(LINES)}, found {line!r}")
     if found is None:
         raise StepError(
             f"kernel {line}: expected a package linux-source-{wanted} in the archive, found "

@@ -30,6 +30,9 @@ _NAMES: dict[str, tuple[str, ...]] = {
 }
 """Steps in the order in which each has what it needs, and the names each can be given."""
 
+_UNNAMED = {"kernel": kernels.EVERYDAY, "driver": kernels.EVERYDAY}
+"""Of steps that without a name are not all of their kind."""
+
 
 @dataclass(frozen=True, slots=True)
 class Wish:
@@ -40,7 +43,9 @@ class Wish:
 
 
 def wishes(words: Sequence[str]) -> list[Wish]:
-    """The steps asked for: `kernel dmem` is one of them, `kernel` alone all, `all` everything.
+    """The steps asked for: `kernel dmem` is one of them, `kernel` alone all that every tier uses.
+
+    `all` is every step without a name.
 
     Raises ValueError for a word that is neither a step nor a name of the step before it.
     """
@@ -73,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
         "steps",
         nargs="*",
         metavar="STEP",
-        help="packages, venv, kernel [dmem|nodmem], driver [dmem|nodmem], "
+        help="packages, venv, kernel [dmem|nodmem|dmem-7.2], driver [dmem|nodmem|dmem-7.2], "
         "stock [6.1|6.12|newest], kubelet, all (default)",
     )
     options = parser.parse_args(argv)
@@ -117,4 +122,4 @@ def _do(wish: Wish, cache: Cache, report: Report, *, refresh: bool) -> None:
 
 
 def _every(step: str) -> list[Wish]:
-    return [Wish(step, name) for name in _NAMES[step]] or [Wish(step)]
+    return [Wish(step, name) for name in _UNNAMED.get(step, _NAMES[step])] or [Wish(step)]

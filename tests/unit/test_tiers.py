@@ -88,7 +88,7 @@ def test_soak_tiers_run_only_when_asked_for() -> None:
     soak = {tier.name for tier in choose([], soak=True)}
     kinds = {"scrape", "installed", "installed-nodmem", "runtime", "update", "dmem", "nodmem"}
     kinds |= {"hook", "image", "newcomer", "fmod-ret", "fmod-ret-nodmem", "probes"}
-    kinds |= {"fmod-ret-probes", "full"}
+    kinds |= {"fmod-ret-probes", "full", "dmem-7.2"}
     assert soak == {f"soak-{kind}" for kind in kinds}
     assert everyday | soak == {tier.name for tier in TIERS}
     assert not everyday & soak
@@ -118,6 +118,9 @@ def test_only_what_the_tiers_need_is_prepared() -> None:
     assert needs(choose(["unit", "contract", "hook"], soak=False)) == ["packages"]
     assert needs(choose(["guest-nodmem"], soak=False)) == [
         *("packages", "kernel", "nodmem", "driver", "nodmem")
+    ]
+    assert needs(choose(["soak-dmem-7.2"], soak=True)) == [
+        *("packages", "kernel", "dmem-7.2", "driver", "dmem-7.2")
     ]
     for tier in TIERS:
         assert wishes(needs([tier]))

@@ -42,6 +42,15 @@ def test_fragments_ask_for_each_option_once(line: str) -> None:
     assert sorted(options) == sorted(set(options))
 
 
+def test_the_kernel_of_7_2_is_that_of_dmem_with_its_functions_aligned() -> None:
+    older, newer = (set(kernels.fragment(line).splitlines()) for line in ("dmem-7.2", "dmem"))
+    assert newer <= older
+    assert {text for text in older - newer if text.startswith(("CONFIG_", "# CONFIG_"))} == {
+        "# CONFIG_CC_OPTIMIZE_FOR_SIZE is not set",
+        "CONFIG_CC_OPTIMIZE_FOR_PERFORMANCE=y",
+    }
+
+
 def test_dmem_is_what_tells_the_lines_apart() -> None:
     added = set(kernels.fragment("dmem").splitlines()) - set(
         kernels.fragment("nodmem").splitlines()
@@ -60,6 +69,8 @@ UBUNTU = ["linux-source-6.8.0", "linux-source-6.11.0", "linux-source-6.17.0"]
         ("nodmem", DEBIAN, "linux-source-6.12"),
         ("dmem", UBUNTU, "linux-source-6.17.0"),
         ("nodmem", UBUNTU, "linux-source-6.11.0"),
+        ("dmem-7.2", DEBIAN, "linux-source-7.2"),
+        ("dmem-7.2", ["linux-source-7.20", "linux-source-7.2.13"], "linux-source-7.2.13"),
     ],
 )
 def test_source_package_of_each_line(line: str, names: list[str], found: str) -> None:
@@ -69,6 +80,17 @@ def test_source_package_of_each_line(line: str, names: list[str], found: str) ->
 def test_an_archive_without_a_source_package_is_told_so() -> None:
     with pytest.raises(StepError, match=r"kernel dmem: expected .* found linux-source-6\.1"):
         kernels.choose("dmem", ["linux-source-6.1"])
+
+
+@pytest.mark.parametrize("names", [UBUNTU, ["linux-source-7.1", "linux-source-7.3"]])
+def test_nothing_takes_the_place_of_7_2(names: list[str]) -> None:
+    with pytest.raises(StepError, match=r"kernel dmem-7\.2: expected .* linux-source-7\.2 in"):
+        kernels.choose("dmem-7.2", names)
+
+
+def test_a_line_that_is_none_is_refused_by_name() -> None:
+    with pytest.raises(StepError, match=r"expected one of dmem, nodmem, dmem-7\.2, found '6\.1'"):
+        kernels.choose("6.1", DEBIAN)
 
 
 IMAGES = [

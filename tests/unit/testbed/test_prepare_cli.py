@@ -10,8 +10,14 @@ def test_a_step_may_name_one_of_its_kind() -> None:
     assert wishes(["kernel", "dmem"]) == [Wish("kernel", "dmem")]
 
 
-def test_a_step_without_a_name_is_all_of_its_kind() -> None:
+def test_a_step_without_a_name_is_what_every_day_needs_of_its_kind() -> None:
     assert wishes(["driver"]) == [Wish("driver", "dmem"), Wish("driver", "nodmem")]
+    assert [wish.name for wish in wishes(["stock"])] == ["6.1", "6.12", "newest"]
+
+
+def test_the_kernel_of_a_soak_tier_is_built_by_its_name_alone() -> None:
+    assert wishes(["kernel", "dmem-7.2"]) == [Wish("kernel", "dmem-7.2")]
+    assert "dmem-7.2" not in {wish.name for wish in wishes(["all"])}
 
 
 def test_steps_are_done_in_the_order_of_need_and_once() -> None:

@@ -117,7 +117,7 @@ static inline void sim_dma_buf_invalidate(struct dma_buf *dmabuf)
 /* Ask for a fence's signal without waiting for it. */
 static inline void sim_fence_enable_signaling(struct dma_fence *fence)
 {
-#if SIM_KERNEL_AT_LEAST(7, 0)
+#if SIM_KERNEL_AT_LEAST(7, 3)
 	dma_fence_enable_signaling(fence);
 #else
 	dma_fence_enable_sw_signaling(fence);
