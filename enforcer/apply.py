@@ -2,7 +2,8 @@
 """The only writer: carries out actions on cgroups and on the gate's map, and reads each one back.
 
 Nothing here is believed for having been written. On kernels up to 7.2 a write of ``dmem.max`` below
-the current usage succeeds and changes nothing.
+the current usage succeeds and changes nothing. It is told as not taken, what is in use is made the
+limit until then, and as long as another value is read every pass writes the wanted one again.
 """
 
 from __future__ import annotations
@@ -186,8 +187,12 @@ def _set_dmem(action: SetDmem, root: Path) -> Outcome:
     try:
         # Opening for writing would try to create a file that is not there.
         dmem.maximum(directory)
-        dmem.DmemFiles(Directory(directory)).max = dmem.RegionBytes(action.region, action.size)
-        found = dmem.maximum(directory)
+        found = _written(directory, action.region, action.size)
+        if action.size is not None and _above(found, action.region, action.size):
+            # What is in use is taken, so that at least it does not grow.
+            size = max(action.size, dmem.current(directory).get(action.region) or 0)
+            if _above(found, action.region, size):
+                found = _written(directory, action.region, size)
     except FileVanished as error:
         why = Why.NO_CONTROLLER if directory.is_dir() else Why.VANISHED
         return Outcome(action, why, str(error))
@@ -203,6 +208,17 @@ def _set_dmem(action: SetDmem, root: Path) -> Outcome:
         detail = f"{directory}/dmem.max: wrote {action.size}, reads {found[action.region]}"
         return Outcome(action, Why.NOT_TAKEN, detail)
     return Outcome(action)
+
+
+def _written(directory: Path, region: str, size: int | None) -> Mapping[str, int | None]:
+    """What ``dmem.max`` reads after a write of one region."""
+    dmem.DmemFiles(Directory(directory)).max = dmem.RegionBytes(region, size)
+    return dmem.maximum(directory)
+
+
+def _above(found: Mapping[str, int | None], region: str, size: int) -> bool:
+    """Whether a region is there and its limit, None for none, leaves more than ``size``."""
+    return region in found and ((now := found[region]) is None or now > size)
 
 
 def _kill(action: KillCgroup, root: Path) -> Outcome:

@@ -50,7 +50,8 @@ ADVICE = {
     Why.BUSY: "processes live in a cgroup above the container, which keeps dmem from being handed "
     "down: move them into a child",
     Why.NOT_TAKEN: "the kernel took the value and kept the old one, as kernels up to 7.2 do while "
-    "more than that is in use: it is written again in every pass",
+    "more than that is in use: what is in use is its limit meanwhile, and the value is written "
+    "again in every pass",
     Why.DENIED: "the enforcer may not write there: it must run privileged, with /sys/fs/cgroup "
     "writable",
     Why.VANISHED: "the container ended",

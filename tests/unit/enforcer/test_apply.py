@@ -3,6 +3,7 @@ import errno
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -150,30 +151,63 @@ def test_a_dmem_limit_is_lifted_with_max(root: Path) -> None:
     assert (root / "pod/dmem.max").read_text() == f"{REGION} max"
 
 
-@pytest.fixture
-def stubborn(root: Path) -> Iterator[Path]:
-    """A dmem.max that takes every write and goes on reading ``max``, as before 7.3 when in use."""
+@contextmanager
+def stubborn(root: Path, reads: str, *used: int) -> Iterator[None]:
+    """A dmem.max that keeps what it reads where less than ``used`` is written, as before 7.3.
+
+    One number for each write that there has to be.
+    """
     path = root / "pod/dmem.max"
     path.unlink()
     os.mkfifo(path)
     done = threading.Event()
 
     def serve() -> None:
-        # One turn: answer the look before, swallow the write, answer the read-back.
-        path.write_text(f"{REGION} max\n")
-        path.read_text()
-        path.write_text(f"{REGION} max\n")
+        now = reads
+        # The look before, and after every write the read-back.
+        path.write_text(f"{REGION} {now}\n")
+        for least in used:
+            wanted = path.read_text().split()[1]
+            now = wanted if int(wanted) >= least else now
+            path.write_text(f"{REGION} {now}\n")
         done.set()
 
     threading.Thread(target=serve, daemon=True).start()
-    yield root
+    yield
     assert done.wait(5)
 
 
-def test_a_write_that_succeeds_and_changes_nothing_is_noticed(stubborn: Path) -> None:
-    (outcome,) = apply([SET], None, stubborn)
+@pytest.mark.parametrize("reads", ["max", "20480"])
+def test_a_limit_that_is_not_taken_is_told_and_stands_at_what_is_in_use(
+    root: Path, reads: str
+) -> None:
+    (root / "pod/dmem.current").write_text(f"{REGION} 12288\n")
+    with stubborn(root, reads, 12288, 12288):
+        (outcome,) = apply([SET], None, root)
+    assert outcome.why is Why.NOT_TAKEN
+    assert "wrote 4096, reads 12288" in outcome.detail
+
+
+def test_a_limit_that_stands_at_what_is_in_use_is_left_there(root: Path) -> None:
+    (root / "pod/dmem.current").write_text(f"{REGION} 12288\n")
+    with stubborn(root, "12288", 12288):
+        (outcome,) = apply([SET], None, root)
+    assert outcome.why is Why.NOT_TAKEN
+    assert "wrote 4096, reads 12288" in outcome.detail
+
+
+def test_what_grew_meanwhile_leaves_the_old_limit(root: Path) -> None:
+    (root / "pod/dmem.current").write_text(f"{REGION} 12288\n")
+    with stubborn(root, "max", 12288, 16384):
+        (outcome,) = apply([SET], None, root)
     assert outcome.why is Why.NOT_TAKEN
     assert "wrote 4096, reads None" in outcome.detail
+
+
+def test_what_was_freed_meanwhile_lets_the_limit_in(root: Path) -> None:
+    (root / "pod/dmem.current").write_text(f"{REGION} 0\n")
+    with stubborn(root, "max", 12288, 0):
+        assert apply([SET], None, root) == [Outcome(SET)]
 
 
 def test_a_vanished_cgroup_is_told_from_a_missing_controller(root: Path) -> None:

@@ -11,7 +11,8 @@ import pytest
 from enforcer.model import MIB
 from enforcer.plan import headroom
 from tests.vm.guest import truth
-from tests.vm.guest.services import dmem_current, dmem_max, ledger, wait_for
+from tests.vm.guest.pressure import evict
+from tests.vm.guest.services import dmem_current, ledger, wait_for
 from tests.vm.guest.test_limit import tenant
 
 if TYPE_CHECKING:
@@ -31,11 +32,10 @@ def system_memory(gpu: Gpu) -> int:
     return int(Path(f"/sys/bus/pci/devices/{gpu.bdf}/mem_info_gtt_used").read_text())
 
 
-def evict_and_restore(one: Tenant, gpu: Gpu) -> None:
+def evict_and_restore(one: Tenant, gpu: Gpu, binary: Path) -> None:
     """Pressure on the container for a moment; the driver brings all back from a kernel thread."""
     held = truth.buffers(gpu.bdf)
-    (one.container.path / "dmem.max").write_text(f"drm/{gpu.bdf}/vram {4 * MIB}\n")
-    wait_for("the eviction", lambda: (dmem_current(one.container.path, gpu.bdf) or 0) < MIB)
+    evict(one, gpu, binary)
     wait_for("the restore", lambda: truth.buffers(gpu.bdf) == held)
 
 
@@ -53,11 +53,11 @@ class TestDmemAlone:
         assert system_memory(gpu) - before == 100 * MIB - truth.buffers(gpu.bdf)
 
     def test_after_an_eviction_a_container_can_have_its_slice_again(
-        self, dmem_alone: Enforcer, pods: Pods, gpu: Gpu
+        self, dmem_alone: Enforcer, pods: Pods, gpu: Gpu, client_binary: Path
     ) -> None:
         one = tenant(pods, dmem_alone, gpu, SLICE // MIB)
         one.client.kfd_alloc(gpu, HELD)
-        evict_and_restore(one, gpu)
+        evict_and_restore(one, gpu, client_binary)
         assert (dmem_current(one.container.path, gpu.bdf) or 0) < MIB
         wait_for("room again", lambda: not one.client.refused(f"kfd-alloc {gpu.kfd_id} {HELD}"))
         assert truth.buffers(gpu.bdf) == 2 * HELD > MOST
@@ -74,13 +74,12 @@ class TestBehindTheGate:
         assert system_memory(gpu) == before
 
     def test_after_an_eviction_the_slice_is_what_it_was(
-        self, enforcer: Enforcer, pods: Pods, gpu: Gpu
+        self, enforcer: Enforcer, pods: Pods, gpu: Gpu, client_binary: Path
     ) -> None:
         one = tenant(pods, enforcer, gpu, SLICE // MIB)
         one.client.kfd_alloc(gpu, HELD)
-        evict_and_restore(one, gpu)
+        evict_and_restore(one, gpu, client_binary)
         assert one.client.refused(f"kfd-alloc {gpu.kfd_id} {SLICE - HELD + 1}") == "ENOMEM"
-        wait_for("dmem.max put back", lambda: dmem_max(one.container.path, gpu.bdf) == MOST)
         assert one.client.ask(f"fill gem {MIB}")["bytes"] == str(SLICE - HELD)
         row = ledger(one.container.cgroup_id, gpu.bdf)
         assert row.requested == row.resident == truth.buffers(gpu.bdf) == SLICE

@@ -14,6 +14,7 @@ import pytest
 from enforcer.model import MIB, Why
 from enforcer.slices import hook_directory
 from tests.vm.guest.node import slice_of
+from tests.vm.guest.pressure import evict
 from tests.vm.guest.services import dmem_current, dmem_max, ledger, wait_for
 from tests.vm.guest.test_limit import tenant
 
@@ -72,14 +73,13 @@ def test_every_source_agrees_to_the_byte(enforcer: Enforcer, pods: Pods, gpu: Gp
 
 
 @pytest.mark.dmem
-def test_vram_that_dmem_lost_to_the_root_is_shown(enforcer: Enforcer, pods: Pods, gpu: Gpu) -> None:
+def test_vram_that_dmem_lost_to_the_root_is_shown(
+    enforcer: Enforcer, pods: Pods, gpu: Gpu, client_binary: Path
+) -> None:
     """The driver brings evicted KFD buffers back from a kernel thread, which dmem charges."""
     one = tenant(pods, enforcer, gpu, 64)
     one.client.kfd_alloc(gpu, 60 * MIB)
-    files = one.container.path / "dmem.max"
-    limit = dmem_max(one.container.path, gpu.bdf)
-    files.write_text(f"drm/{gpu.bdf}/vram {4 * MIB}\n")
-    wait_for("the eviction", lambda: (dmem_current(one.container.path, gpu.bdf) or 0) < MIB)
+    evict(one, gpu, client_binary)
     wait_for(
         "the restore",
         lambda: ledger(one.container.cgroup_id, gpu.bdf).resident == 60 * MIB,
@@ -94,8 +94,19 @@ def test_vram_that_dmem_lost_to_the_root_is_shown(enforcer: Enforcer, pods: Pods
     assert evicted > 0
     assert f"main of {one.pod.namespace}/{one.pod.name}" in enforcer.log.read_text()
     assert "dmem does not charge 60 MiB" in enforcer.log.read_text()
-    # The gate goes by its own books, and dmem's limit is put back.
+    # The gate goes by its own books.
     assert one.client.refused(f"kfd-alloc {gpu.kfd_id} {4 * MIB + 1}") == "ENOMEM"
+
+
+@pytest.mark.dmem
+@pytest.mark.parametrize("size", ["max", str(4 * MIB)])
+def test_a_limit_of_dmem_that_somebody_changed_is_put_back(
+    enforcer: Enforcer, pods: Pods, gpu: Gpu, size: str
+) -> None:
+    one = tenant(pods, enforcer, gpu, 64)
+    limit = dmem_max(one.container.path, gpu.bdf)
+    assert limit is not None
+    (one.container.path / "dmem.max").write_text(f"drm/{gpu.bdf}/vram {size}\n")
     wait_for("dmem.max", lambda: dmem_max(one.container.path, gpu.bdf) == limit)
 
 
