@@ -151,7 +151,7 @@ def test_every_make_target_module_and_tier_is_there(page: Path) -> None:
     for part in code(page):
         for target in re.findall(r"\bmake ([a-z]+)", part):
             assert target in rules, part
-        for tiers in re.findall(r'TIERS="?((?:[a-z-]+ ?)+)', part):
+        for tiers in re.findall(r'TIERS="?((?:[a-z0-9.-]+ ?)+)', part):
             assert set(tiers.split()) <= {tier.name for tier in TIERS}, part
         for module in re.findall(r"python3? -m ([\w.]+)", part):
             assert module in OTHERS_MODULES or find_spec(module), part
