@@ -37,6 +37,8 @@ EVENT: Final = Struct("=QQQQQQIIII16s")
 SELF_TEST: Final = Struct("=QII")
 
 HOLDING_UNFOLLOWED: Final = 1
+TENANT_OVERRAN: Final = 2
+"""In a value of the map ``tenants``."""
 
 # Indices of the map ``policy``; what is 0 there is the default of ``Policy``.
 POLICY_SPARE_SWITCHED: Final = 0

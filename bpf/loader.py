@@ -282,6 +282,14 @@ class Maps:
         """False if there was none."""
         return self._lib.delete(self._maps["pending"].fd, decode.pack_key(pod, gpu))
 
+    def overran(self) -> frozenset[int]:
+        """The cgroups that came to be above a limit by what nothing had let pass, at any time."""
+        return frozenset(
+            decode.U64.unpack(key)[0]
+            for key, value in self._items("tenants")
+            if decode.U32.unpack(value)[0] & decode.TENANT_OVERRAN
+        )
+
     def pending(self) -> dict[tuple[int, int], int | None]:
         """(pod's cgroup, GPU) -> bytes, None for accounted without a limit."""
         return {

@@ -54,6 +54,9 @@ class KernelLayers:
         self.map_fill: tuple[tuple[str, int, int], ...] = ()
         """(map, entries, entries it can hold) when last counted."""
 
+        self._dropped: int | None = None
+        """Events that had found no room when ``untold`` was last asked; None: it never was."""
+
     @property
     def gate(self) -> LayerState:
         return LayerState(Layer.GATE, self.gate_off)
@@ -212,6 +215,22 @@ class KernelLayers:
             return tuple(sorted(self.maps.counters().items()))
         except (BpfError, OSError):
             return ()
+
+    def untold(self) -> frozenset[int]:
+        """Cgroups that have ever overrun, if an event of it may be lost since the last call.
+
+        One that a predecessor read is lost with what it remembered, and one that found no room.
+        None where none can be lost, or the maps cannot be read.
+        """
+        if self.maps is None:
+            return frozenset()
+        try:
+            dropped = self.maps.counters()["events_dropped"]
+            overran = self.maps.overran() if dropped != self._dropped else frozenset[int]()
+        except (BpfError, OSError):
+            return frozenset()
+        self._dropped = dropped
+        return overran
 
     def set_policy(self, policy: decode.Policy) -> None:
         """Tell the programs what to do about what they cannot simply measure."""

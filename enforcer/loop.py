@@ -382,6 +382,8 @@ class Enforcer:
         books: Mapping[tuple[int, int], LedgerRow] | None,
         problems: list[str],
     ) -> tuple[Incident, ...]:
+        if books is not None and entries is not None:
+            self._overruns.add_untold(now, self._kernel.untold(), books, entries, found.owners)
         kills, overruns = self._overruns.judge(
             now, books, entries, found.owners, partial(_empty, found)
         )

@@ -17,7 +17,7 @@ from enforcer.model import Container
 from enforcer.plan import KillCgroup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from enforcer.accounting import LedgerRow
     from enforcer.incidents import GateEvent
@@ -77,6 +77,28 @@ class Overruns:
             if event.reason.name in _SWITCHED:
                 # Whoever goes on switching is not given more time.
                 self._due.setdefault((event.cgroup, event.gpu), event.time + _SECONDS)
+
+    def add_untold(
+        self,
+        now: float,
+        cgroups: Collection[int],
+        ledger: Mapping[tuple[int, int], LedgerRow],
+        limits: Mapping[tuple[int, int], int | None],
+        owners: Mapping[int, Container | PodCgroup],
+    ) -> None:
+        """Remember of those that have overrun, and may not have been told, who is above a limit.
+
+        A pod is looked at when the container that takes it there has ended.
+        """
+        above = [key for key in ledger if key[0] in cgroups and _above(key, ledger, limits)]
+        containers = {
+            (owner.pod.cgroup_id, gpu)
+            for cgroup, gpu in above
+            if isinstance(owner := owners.get(cgroup), Container)
+        }
+        for key in above:
+            if key not in containers and key not in self._ended:
+                self._due.setdefault(key, now + _SECONDS)
 
     def wait(self, most: float) -> float:
         """Seconds until the next judgement is due, or ``most`` if that is sooner."""

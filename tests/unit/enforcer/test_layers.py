@@ -216,3 +216,28 @@ def test_a_kernel_that_cannot_be_asked_may_have_what_the_gate_needs(tmp_path: Pa
     assert not never_possible(tmp_path)
     (tmp_path / "kernel/btf/vmlinux").mkdir(parents=True)
     assert not never_possible(tmp_path)
+
+
+class Marked(loader.Maps):
+    """Pinned maps with a cgroup that has overrun, and so many events that found no room."""
+
+    def __init__(self) -> None:
+        self.dropped = 7
+
+    def counters(self) -> dict[str, int]:
+        return {"events_dropped": self.dropped}
+
+    def overran(self) -> frozenset[int]:
+        return frozenset({101})
+
+
+def test_overruns_are_untold_at_first_and_whenever_an_event_found_no_room(
+    kernel: KernelLayers,
+) -> None:
+    assert kernel.untold() == frozenset()
+    kernel.maps = maps = Marked()
+    assert kernel.untold() == {101}
+    assert kernel.untold() == frozenset()
+    maps.dropped += 1
+    assert kernel.untold() == {101}
+    assert kernel.untold() == frozenset()

@@ -154,3 +154,33 @@ def test_without_the_maps_the_judgement_waits(missing: str) -> None:
     limits = None if missing == "limits" else LIMITS
     assert overruns.judge(60.0, ledger, limits, OWNERS, alive) == ([], [])
     assert overruns.judge(61.0, ABOVE, LIMITS, OWNERS, alive)[0] == [KILL]
+
+
+def test_who_has_overrun_and_was_not_told_of_is_judged_as_if_it_had_been() -> None:
+    overruns = Overruns(kill=True)
+    overruns.add_untold(50.0, {101, 100}, BOTH_ABOVE, BOTH, OWNERS)
+    assert overruns.judge(50.9, BOTH_ABOVE, BOTH, OWNERS, alive) == ([], [])
+    # The container alone, until it is known what it leaves the pod with.
+    assert overruns.judge(51.0, BOTH_ABOVE, BOTH, OWNERS, alive)[0] == [KILL]
+    overruns.add_untold(51.0, {101, 100}, {POD_KEY: LedgerUsage(4097)}, BOTH, OWNERS)
+    assert overruns.judge(52.0, BOTH_ABOVE, BOTH, OWNERS, alive) == ([], [])
+    assert overruns.judge(53.0, BOTH_ABOVE, BOTH, {100: POD}, ended)[0] == [KillCgroup("poda", 100)]
+
+
+def test_a_pod_whose_container_has_ended_untold_is_judged_itself() -> None:
+    overruns = Overruns(kill=True)
+    overruns.add_untold(50.0, {100}, {POD_KEY: LedgerUsage(4097)}, BOTH, {100: POD})
+    assert overruns.judge(51.0, BOTH_ABOVE, BOTH, {100: POD}, ended)[0] == [KillCgroup("poda", 100)]
+
+
+@pytest.mark.parametrize(
+    ("cgroups", "ledger"),
+    [(set(), ABOVE), ({101}, {KEY: LedgerUsage(4096)}), ({100}, ABOVE)],
+    ids=["never overran", "within its limit by now", "another one"],
+)
+def test_who_is_above_without_a_trick_or_within_after_one_lives(
+    cgroups: set[int], ledger: dict[tuple[int, int], LedgerUsage]
+) -> None:
+    overruns = Overruns(kill=True)
+    overruns.add_untold(50.0, cgroups, ledger, LIMITS, OWNERS)
+    assert overruns.judge(60.0, ABOVE, LIMITS, OWNERS, alive) == ([], [])

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from bpf import loader
+from bpf.decode import Counter
 from enforcer.model import MIB
 from tests.vm.guest import truth
 from tests.vm.guest.caller import DOMAIN_VRAM, GEM_CREATE, GEM_OP, KFD_ALLOC, SET_PLACEMENT
@@ -114,6 +116,29 @@ def test_the_container_ends_and_what_it_had_comes_back(
     (told,) = overruns(enforcer)[known:]
     where = other if trick is elsewhere else gpu
     assert f"{one.pod.namespace}/{one.pod.name} on {where.bdf}" in told
+    assert neighbour.client.refused("gem-create 1 vram") == "ENOMEM"
+
+
+def test_an_event_that_an_enforcer_took_with_it_spares_nobody(
+    enforcer: Enforcer, pods: Pods, gpu: Gpu
+) -> None:
+    if not is_module():
+        return  # refused at once: the cases above
+    one = tenant(pods, enforcer, gpu, SLICE // MIB)
+    neighbour = tenant(pods, enforcer, gpu, SLICE // MIB, "beside")
+    neighbour.client.gem_create(SLICE)
+    enforcer.kill()
+    with suppress(AssertionError, BrokenPipeError):
+        one.client.refused(f"fork {gem([gpu], one)}")
+    with loader.open_maps() as maps:
+        wait_for(
+            "the event", lambda: any(it.reason is Counter.SWITCHED_KILLED for it in maps.events())
+        )
+    assert ledger(one.pod.cgroup_id, gpu.bdf).requested == BIG
+    enforcer.start()
+    assert one.container.process.wait(timeout=60) != 0
+    wait_for("the driver without it", lambda: truth.buffers(gpu.bdf) == SLICE, 30)
+    assert ledger(one.pod.cgroup_id, gpu.bdf).requested == 0
     assert neighbour.client.refused("gem-create 1 vram") == "ENOMEM"
 
 
