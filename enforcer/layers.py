@@ -112,7 +112,9 @@ class KernelLayers:
         if self._ledger is None or self.maps is None:
             return
         try:
-            if any(True for _ in self.maps.buffers()):
+            # A call that no buffer is known for is not waited for: no GPU is left to show that
+            # nothing came of it, so the entry outlasts the driver.
+            if any(one.followed for _, one in self.maps.buffers()):
                 return
             self._ledger.detach()
         except (BpfError, OSError) as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bpf import loader
-from bpf.decode import CuMask, pack_cu_mask
+from bpf.decode import CuMask, Holding, pack_cu_mask
 from bpf.libbpf import BpfError
 from enforcer import layers
 from enforcer.layers import KernelLayers, never_possible
@@ -241,3 +241,33 @@ def test_overruns_are_untold_at_first_and_whenever_an_event_found_no_room(
     maps.dropped += 1
     assert kernel.untold() == {101}
     assert kernel.untold() == frozenset()
+
+
+class Buffers(loader.Maps):
+    """Pinned maps with these buffers."""
+
+    def __init__(self, *buffers: Holding) -> None:
+        self._buffers = buffers
+
+    def buffers(self) -> Iterator[tuple[int, Holding]]:
+        return enumerate(self._buffers)
+
+
+class Attached(loader.Ledger):
+    """A ledger until it is let go."""
+
+    __slots__ = ()
+
+    def detach(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("followed", "ledger"), [(True, "bo"), (False, "none")])
+def test_the_driver_is_let_go_beside_calls_without_an_end_but_not_beside_buffers(
+    kernel: KernelLayers, tmp_path: Path, followed: bool, ledger: str
+) -> None:
+    kernel.maps = Buffers(Holding(768, (100, 101), 4096, False, followed))
+    kernel.ledger = LedgerSource.BO
+    kernel._ledger = Attached(tmp_path, 1, {})
+    kernel.let_go()
+    assert kernel.ledger == ledger

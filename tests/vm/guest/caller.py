@@ -167,6 +167,20 @@ class Driver:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
 
+    def call_cut_off(self, path: str, arguments: bytes, command: int = KFD_ALLOC) -> None:
+        """The call with more arguments, by its word, than lie in the caller's memory."""
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        address = self._libc.mmap(None, 2 * _PAGE, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
+        if self._libc.mprotect(ctypes.c_void_p(address + _PAGE), ctypes.c_size_t(_PAGE), 0):
+            raise OSError(ctypes.get_errno(), "mprotect")
+        at = address + _PAGE - len(arguments)
+        ctypes.memmove(at, arguments, len(arguments))
+        longer = command & ~(0x3FFF << 16) | 2 * len(arguments) << 16
+        result = self._libc.ioctl(self._files[path], ctypes.c_ulong(longer), ctypes.c_void_p(at))
+        if result < 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+
     def call32(self, path: str, command: int, arguments: bytes) -> None:
         """The call as a 32-bit process makes it: int $0x80, arguments below 4 GiB."""
         low = self._libc.mmap(

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from bpf import loader
 from enforcer.model import MIB
+from tests.vm.guest.caller import Caller
 from tests.vm.guest.services import ledger, wait_for
 from tests.vm.guest.test_gate_reload import LOAD
 from tests.vm.guest.test_limit import tenant
@@ -52,8 +54,17 @@ def test_the_documented_lines_reload_the_driver_and_the_limits_are_back(
     enforcer.start()
     assert "listening to the KFD events" not in enforcer.log.read_text()
     before = tenant(pods, enforcer, gpu, 64)
-    before.client.kfd_alloc(gpu, 64 * MIB)
+    before.client.kfd_alloc(gpu, 60 * MIB)
+    # Booked for longer than the pod is there, as the driver cannot say what came of it.
+    with Caller(before.container.path) as caller:
+        caller.do("open", f"/dev/dri/renderD{gpu.render}")
+        caller.do("open", "/dev/kfd")
+        caller.do("acquire", f"/dev/dri/renderD{gpu.render}", gpu.kfd_id)
+        arguments = caller.do("kfd_arguments", gpu.kfd_id, MIB)
+        assert caller.refused("call_cut_off", "/dev/kfd", arguments) == "EFAULT"
     before.container.kill()
+    with loader.open_maps() as maps:
+        assert any(not one.followed for _, one in maps.buffers())
     lines = the_lines()
     assert lines.count("amdgpu") == 4
     if Path("/sys/kernel/btf/amdgpu").exists():  # kprobes do not hold a module
