@@ -256,6 +256,20 @@ int BPF_PROG(gem_create_copy, struct drm_device *dev, void *data)
 	return judge_copy(&args, DRM, dev, DRM_AMDGPU_GEM_CREATE_NR);
 }
 
+SEC("fentry/amdgpu_gem_op_ioctl")
+int BPF_PROG(gem_op, struct drm_device *dev, void *data)
+{
+	return await_object(data);
+}
+
+/* On the way of most calls that name a buffer, also of other drivers: most end at the flag. */
+SEC("fexit/drm_gem_object_lookup")
+int BPF_PROG(object_lookup, struct drm_file *file, __u32 handle, struct drm_gem_object *object)
+{
+	return object_found(file, object);
+}
+
+/* Once more, should the kernel have passed over those two. */
 SEC("fexit/amdgpu_gem_op_ioctl")
 int BPF_PROG(gem_op_done, struct drm_device *dev, void *data, struct drm_file *file, int ret)
 {

@@ -219,7 +219,15 @@ int BPF_KPROBE(resource_fini_dkms, void *manager, __u64 resource)
 SEC("kprobe/amdgpu_gem_op_ioctl")
 int BPF_KPROBE(gem_op_done, void *dev, const void *data, struct drm_file *file)
 {
-	return judge_placement(file, data);
+	judge_placement(file, data);
+	return await_object(data);
+}
+
+/* Of drm itself, which has type information also beside a driver that has none. */
+SEC("fexit/drm_gem_object_lookup")
+int BPF_PROG(object_lookup, struct drm_file *file, __u32 handle, struct drm_gem_object *object)
+{
+	return object_found(file, object);
 }
 
 SEC("kprobe/kfd_ioctl_import_dmabuf")

@@ -178,6 +178,8 @@ struct caller {
 #define CALL_JUDGED 32U
 /* Of a tenant without a limit, let pass although it could not be booked. */
 #define CALL_WAIVED 64U
+/* A buffer is to be placed in VRAM; which one the driver takes its handle for is not known yet. */
+#define CALL_PLACES 128U
 
 /*
  * Which generations of a part act: both at once for the moment of a hand-over. Every action is

@@ -34,20 +34,19 @@ static __noinline int place_in_vram(struct caller *caller, __u64 key, __u64 size
 	return 0;
 }
 
-static __noinline int judge_placement(struct drm_file *file, const void *data)
+/* @data: the driver's copy of the arguments. True: for a place in VRAM. */
+static __always_inline bool read_placement(const void *data, struct drm_amdgpu_gem_op *ret)
+{
+	return !bpf_probe_read_kernel(ret, sizeof(*ret), data) &&
+	       ret->op == AMDGPU_GEM_OP_SET_PLACEMENT && ret->value & AMDGPU_GEM_DOMAIN_VRAM;
+}
+
+static __noinline int judge_object(struct drm_file *file, struct drm_gem_object *object)
 {
 	struct demand demand = { .nr = DRM_AMDGPU_GEM_OP_NR };
-	struct drm_amdgpu_gem_op args = {};
-	struct drm_gem_object *object;
 	struct caller *caller;
 	__u32 minor;
 
-	if (!acts(PART_LEDGER) || !knows_handles() ||
-	    bpf_probe_read_kernel(&args, sizeof(args), data))
-		return 0;
-	if (args.op != AMDGPU_GEM_OP_SET_PLACEMENT || !(args.value & AMDGPU_GEM_DOMAIN_VRAM))
-		return 0;
-	object = find_object(file, args.handle);
 	minor = BPF_CORE_READ(file, minor, index);
 	gpu_by(&gpus_by_minor, minor, &demand);
 	if (!object || demand.refused)
@@ -62,6 +61,47 @@ static __noinline int judge_placement(struct drm_file *file, const void *data)
 		judge_demand(&demand);
 	place_in_vram(caller, (__u64)object, demand.size);
 	return 0;
+}
+
+static __noinline int judge_placement(struct drm_file *file, const void *data)
+{
+	struct drm_amdgpu_gem_op args = {};
+
+	if (!acts(PART_LEDGER) || !knows_handles() || !read_placement(data, &args))
+		return 0;
+	return judge_object(file, find_object(file, args.handle));
+}
+
+/*
+ * A handle can be given to another buffer at any moment, so neither what it means before the driver
+ * looks nor what it means afterwards is certain to be what is placed. What the driver finds is.
+ */
+static __noinline int await_object(const void *data)
+{
+	struct owners tenants_found = {};
+	struct drm_amdgpu_gem_op args = {};
+	struct caller *caller;
+
+	if (!acts(PART_LEDGER) || !read_placement(data, &args) || !find_tenants(&tenants_found))
+		return 0;
+	caller = current_caller(BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (caller)
+		caller->asked |= CALL_PLACES;
+	return 0;
+}
+
+/* The driver holds on to it until the call has ended. */
+static __always_inline int object_found(struct drm_file *file, struct drm_gem_object *object)
+{
+	struct caller *caller;
+
+	if (!acts(PART_LEDGER))
+		return 0;
+	caller = current_caller(0);
+	if (!caller || !(caller->asked & CALL_PLACES))
+		return 0;
+	caller->asked &= ~CALL_PLACES;
+	return judge_object(file, object);
 }
 
 #endif

@@ -27,6 +27,9 @@
  *                         another process) are changed and put back   made refused
  *   waver GPU OTHER SIZE TRIES   allocate and free while another thread writes one
  *                         GPU's number, and the other's, into the arguments  made refused
+ *   slip H TRIES          set the placement of a handle in one thread, and give the number
+ *                         to the buffer H and take it back in another, until a call has
+ *                         begun and does not end                               fd
  *   poke SMALL BIG        a child's GEM_CREATE of SMALL is made one of BIG by its
  *                         tracer, at the entry of the call
  *   uring kfd|drm CMD HEX the same call by io_uring
@@ -626,6 +629,70 @@ static int do_waver(struct client *c, int n, char **w)
 	return 0;
 }
 
+struct slipper {
+	int drm;
+	uint32_t handle;
+	volatile uint64_t calls;
+	volatile bool placed;
+};
+
+static void *place(void *data)
+{
+	struct slipper *s = data;
+	struct drm_amdgpu_gem_op args = { .handle = s->handle,
+					  .op = AMDGPU_GEM_OP_SET_PLACEMENT,
+					  .value = AMDGPU_GEM_DOMAIN_VRAM };
+
+	while (ioctl(s->drm, DRM_IOCTL_AMDGPU_GEM_OP, &args))
+		s->calls++;
+	s->placed = true;
+	return NULL;
+}
+
+/* The number is nobody's while the call is asked about, and again when it is over. */
+static int do_slip(struct client *c, int n, char **w)
+{
+	struct drm_prime_handle shared = { .flags = O_CLOEXEC | O_RDWR };
+	struct drm_gem_close closed = { 0 };
+	static struct slipper s;
+	uint64_t handle, tries, state = 1, calls, i, waited;
+	pthread_t thread;
+
+	(void)n;
+	if (bad_number(w[0], &handle) || bad_number(w[1], &tries))
+		return -1;
+	s = (struct slipper){ .drm = c->drm, .handle = (uint32_t)handle };
+	shared.handle = closed.handle = s.handle;
+	if (call(c->drm, DRM_IOCTL_PRIME_HANDLE_TO_FD, &shared) ||
+	    call(c->drm, DRM_IOCTL_GEM_CLOSE, &closed))
+		return -1;
+	errno = pthread_create(&thread, NULL, place, &s);
+	if (errno)
+		return -1;
+	for (i = 0; i < tries; i++) {
+		usleep((useconds_t)(next_random(&state) % 2000));
+		if (call(c->drm, DRM_IOCTL_PRIME_FD_TO_HANDLE, &shared))
+			return -1;
+		usleep((useconds_t)(next_random(&state) % 2000));
+		closed.handle = shared.handle;
+		if (call(c->drm, DRM_IOCTL_GEM_CLOSE, &closed))
+			return -1;
+		if (shared.handle != s.handle) {
+			errno = EPROTO;
+			return -1;
+		}
+		calls = s.calls;
+		for (waited = 0; waited < 500 && calls == s.calls; waited++)
+			usleep(1000);
+		if (calls == s.calls) {
+			say(" fd=%d tries=%" PRIu64, shared.fd, i + 1);
+			return 0;
+		}
+	}
+	errno = ETIME;
+	return -1;
+}
+
 static int do_poke(struct client *c, int n, char **w)
 {
 	struct user_regs_struct regs;
@@ -923,6 +990,7 @@ const struct command escape_commands[] = {
 	{ "shake", "dontneed|mremap|dontunmap|punch|dup|mem kfd GPU|gem SIZE TRIES", 4, 5,
 	  do_shake },
 	{ "waver", "GPU OTHER SIZE TRIES", 4, 4, do_waver },
+	{ "slip", "H TRIES", 2, 2, do_slip },
 	{ "poke", "SMALL BIG", 2, 2, do_poke },
 	{ "uring", "kfd|drm CMD HEX", 3, 3, do_uring },
 	{ "bomb", "PROCESSES kfd GPU|gem CHUNK", 3, 4, do_bomb },

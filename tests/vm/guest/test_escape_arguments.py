@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 SMALL: Final = MIB
 BIG: Final = 2 * SHARE
 RESTARTS: Final = 20
+SLIPS: Final = 2000
 
 
 @pytest.fixture
@@ -138,6 +139,18 @@ class TestTornArguments:
         else:
             assert event.reason is Counter.REFUSED_ARGUMENTS
         share.hold(0)
+
+
+def test_a_handle_that_is_a_buffers_only_when_the_driver_looks(
+    node: Node, share: Share, client: PlainClient
+) -> None:
+    """None when the gate is asked, the big buffer's in the driver, and none when it is done."""
+    handle = int(client.gem_create(BIG, "gtt"))
+    killed = node.counted("switched_killed")
+    with held_up(node.gpus[0]):
+        assert dies(client, f"slip {handle} {SLIPS}")
+    assert node.counted("switched_killed") == killed + 1
+    share.hold(0)
 
 
 class TestAnotherGpu:

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from bpf import loader
 from enforcer.model import MIB
 from tests.vm.guest.caller import (
     DOMAIN_GTT,
@@ -15,7 +17,7 @@ from tests.vm.guest.caller import (
     GEM_OP,
     SET_PLACEMENT,
 )
-from tests.vm.guest.gatenode import Node, client_in, settled
+from tests.vm.guest.gatenode import OBJECTS, PINS, Node, client_in, held_up, settled
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,6 +69,24 @@ def test_each_of_many_handles_is_found_with_its_own_size(node: Node) -> None:
         caller.do("set_placement", node.render, handle, DOMAIN_VRAM)
         expected += n * 4096
         assert node.usage(box).requested == expected
+
+
+def test_one_that_waits_in_the_driver_while_the_ledger_is_replaced_is_charged(node: Node) -> None:
+    box = node.cgroup("box", 4 * MIB)
+    caller = node.caller(box)
+    handle = caller.do("gem_create", node.render, 4 * MIB, DOMAIN_GTT)
+    with ThreadPoolExecutor(1) as pool:
+        with held_up(node.gpus[0]):
+            placing = pool.submit(caller.do, "set_placement", node.render, handle, DOMAIN_VRAM)
+            assert settled(lambda: node.maps.usage() != {} and node.usage(box).requested > 0)
+            loader.load_ledger(OBJECTS / "ledger.bpf.o", PINS)
+            assert not placing.done()
+        placing.result()
+    # The next call is none that the one before left anything to.
+    assert caller.refused("gem_create", node.render, 4096) == "ENOMEM"
+    assert (node.usage(box).requested, node.usage(box).reserved) == (4 * MIB, 0)
+    caller.do("gem_close", node.render, handle)
+    assert settled(lambda: node.usage(box).requested == 0), node.usage(box)
 
 
 @pytest.mark.parametrize("handle", [0, 2, 63, 64, 4096, 0xFFFFFFFF])

@@ -289,6 +289,8 @@ static inline void amdgpu_bo_unreserve(struct amdgpu_bo *bo)
 }
 
 void amdgpu_bo_placement_from_domain(struct amdgpu_bo *abo, u32 domain);
+/* 0 when no test holds up what users do (any more), or -ERESTARTSYS. */
+int sim_wait_held(struct amdgpu_device *adev);
 int amdgpu_bo_create(struct amdgpu_device *adev, struct amdgpu_bo_param *bp,
 		     struct amdgpu_bo **bo_ptr);
 int amdgpu_bo_create_user(struct amdgpu_device *adev, struct amdgpu_bo_param *bp,

@@ -5,7 +5,7 @@
  *   sim_page_tables        pid, client, tables, bytes of every open drm file
  *   sim_buffers            place and bytes of what VRAM holds, by allocating task
  *   sim_move_delay_ms      how long a buffer move takes from now on
- *   sim_holds              buffers of users begin to be made and are not done from now on
+ *   sim_holds              buffers of users begin to be made or placed and are not done from now on
  *   sim_gpu_busy_percent, sim_mem_busy_percent   what sysfs shows
  *   amdgpu_gpu_recover     reading it "resets" the GPU, as in the real driver
  *   sim_reset_fails        resets begin and do not end from now on

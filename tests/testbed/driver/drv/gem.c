@@ -240,6 +240,10 @@ static int sim_gem_set_placement(struct amdgpu_bo *bo, u64 domains)
 {
 	int r;
 
+	/* As where another call has the buffer locked. */
+	r = sim_wait_held(amdgpu_ttm_adev(bo->tbo.bdev));
+	if (r)
+		return r;
 	r = amdgpu_bo_reserve(bo, false);
 	if (r)
 		return r;

@@ -88,7 +88,7 @@ static bool amdgpu_bo_validate_size(struct amdgpu_device *adev, unsigned long si
 }
 
 /* As long as a test holds up what users do; a signal has the call begun anew. */
-static int sim_wait_held(struct amdgpu_device *adev)
+int sim_wait_held(struct amdgpu_device *adev)
 {
 	while (READ_ONCE(adev->sim_holds)) {
 		if (signal_pending(current))
