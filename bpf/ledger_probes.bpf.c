@@ -100,9 +100,6 @@ static __noinline int made(__u64 tbo)
 		return 0;
 	caller->creating = 0;
 	judge_buffer(caller);
-	/* Left over from an end nobody saw, while no ledger was attached. */
-	if (end_buffer(tbo))
-		count(STALE_HOLDING);
 	record_buffer(caller, tbo, caller->size);
 	return 0;
 }

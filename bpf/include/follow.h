@@ -167,31 +167,6 @@ static __noinline int change_svm(const struct owners *of, __s64 requested, __u64
 	return 0;
 }
 
-static __always_inline void record_buffer(struct caller *caller, __u64 key, __u64 size)
-{
-	struct holding holding = { .size = size, .kind = caller->kind };
-	struct change by = { .buffers = 1 };
-
-	if (caller->kind == HOLDING_REQUESTED && !caller->in_vram) {
-		caller->asked |= CALL_MAY_COST_LESS;
-		return;
-	}
-	if (holding.kind != HOLDING_REQUESTED)
-		apply_change(&caller->creating_for, &by);
-	else if (settle(caller, holding.size))
-		holding.flags = HOLDING_OVERRAN;
-	holding.owners = caller->creating_for;
-	if (holding.kind == HOLDING_REQUESTED && caller->asked & CALL_SVM) {
-		holding.flags |= HOLDING_SVM;
-		change_svm(&holding.owners, size, caller->asked & CALL_ON_BEHALF ? size : 0);
-	}
-	/* Without an entry nobody gives the bytes back: the tenant keeps the charge, we count it. */
-	if (bpf_map_update_elem(&buffers, &key, &holding, BPF_NOEXIST))
-		count(UNRECORDED_BUFFER);
-	else
-		populate(POPULATION_BUFFERS, 1);
-}
-
 /* 1: it was on record. */
 static __always_inline int end_buffer(__u64 key)
 {
@@ -211,6 +186,34 @@ static __always_inline int end_buffer(__u64 key)
 	if (holding.flags & HOLDING_SVM)
 		change_svm(&holding.owners, -(__s64)holding.size, 0);
 	return 1;
+}
+
+static __always_inline void record_buffer(struct caller *caller, __u64 key, __u64 size)
+{
+	struct holding holding = { .size = size, .kind = caller->kind };
+	struct change by = { .buffers = 1 };
+
+	if (caller->kind == HOLDING_REQUESTED && !caller->in_vram) {
+		caller->asked |= CALL_MAY_COST_LESS;
+		return;
+	}
+	if (holding.kind != HOLDING_REQUESTED)
+		apply_change(&caller->creating_for, &by);
+	else if (settle(caller, holding.size))
+		holding.flags = HOLDING_OVERRAN;
+	holding.owners = caller->creating_for;
+	if (holding.kind == HOLDING_REQUESTED && caller->asked & CALL_SVM) {
+		holding.flags |= HOLDING_SVM;
+		change_svm(&holding.owners, size, caller->asked & CALL_ON_BEHALF ? size : 0);
+	}
+	/* Left over from an end nobody saw: whose it was is given it back. */
+	if (end_buffer(key))
+		count(STALE_HOLDING);
+	/* Without an entry nobody gives the bytes back: the tenant keeps the charge, we count it. */
+	if (bpf_map_update_elem(&buffers, &key, &holding, BPF_NOEXIST))
+		count(UNRECORDED_BUFFER);
+	else
+		populate(POPULATION_BUFFERS, 1);
 }
 
 static __always_inline void change_residence(const struct holding *of, __s64 size)

@@ -14,13 +14,16 @@ from bpf import loader
 from bpf.decode import Counter
 from bpf.libbpf import BpfError
 from enforcer.model import MIB
-from tests.vm.guest.gatenode import OBJECTS, PINS, Node, fresh_node, settled
+from tests.vm.guest.gatenode import OBJECTS, PAGE, PINS, Node, fresh_node, settled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from enforcer.model import Gpu
     from tests.vm.guest.caller import Caller
+
+MANY = 32
+"""Buffers at once, for one of them to lie where another one lay."""
 
 
 @pytest.fixture
@@ -134,6 +137,39 @@ def test_a_buffer_that_ends_unseen_stays_charged_until_it_is_forgotten(node: Nod
     # Page tables go a moment after the last file.
     assert settled(lambda: node.usage(box).empty), node.usage(box)
     assert settled(lambda: node.usage(pod).empty), node.usage(pod)
+
+
+def test_what_an_end_unseen_leaves_behind_is_no_harm_to_who_has_the_address_next(
+    node: Node,
+) -> None:
+    box, beside = node.cgroup("box", 64 * MIB), node.cgroup("beside", 64 * MIB)
+    first, second = node.caller(box), node.caller(beside)
+    blind("bo_destroy")
+
+    def stays() -> bool:
+        handles = [first.do("kfd_alloc", node.kfd_id, PAGE) for _ in range(MANY)]
+        for handle in handles:
+            first.do("kfd_free", handle)
+        return node.usage(box).requested >= MANY * PAGE
+
+    assert settled(stays)
+    loader.load_ledger(OBJECTS / "ledger.bpf.o", PINS)
+    left = node.usage(box).requested
+    stale, unrecorded = node.counted("stale_holding"), node.counted("unrecorded_buffer")
+
+    def meets() -> bool:
+        handles = [second.do("kfd_alloc", node.kfd_id, PAGE) for _ in range(MANY)]
+        for handle in handles:
+            second.do("kfd_free", handle)
+        return node.counted("stale_holding") > stale
+
+    assert settled(meets)
+    met = node.counted("stale_holding") - stale
+    assert settled(lambda: node.usage(beside).requested == 0), node.usage(beside)
+    assert node.usage(box).requested == left - met * PAGE
+    assert node.counted("unrecorded_buffer") == unrecorded
+    first.end()
+    node.maps.forget(box.stat().st_ino, node.gpu)
 
 
 def test_without_a_ledger_nothing_is_forgotten(node: Node) -> None:
