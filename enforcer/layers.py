@@ -222,7 +222,7 @@ class KernelLayers:
         """Cgroups that have ever overrun, if an event of it may be lost since the last call.
 
         One that a predecessor read is lost with what it remembered, and one that found no room.
-        None where none can be lost, or the maps cannot be read.
+        Empty where none can be lost, or the maps cannot be read.
         """
         if self.maps is None:
             return frozenset()
