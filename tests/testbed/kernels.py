@@ -25,7 +25,7 @@ LINES = (*EVERYDAY, "dmem-7.2")
 
 _HERE = Path(__file__).parent / "kernel"
 _FRAGMENTS = {
-    "dmem": ("base.config", "dmem.config"),
+    "dmem": ("base.config", "dmem.config", "aligned.config"),
     "nodmem": ("base.config",),
     "dmem-7.2": ("base.config", "dmem.config", "aligned.config"),
 }

@@ -120,14 +120,14 @@ def test_a_file_that_is_not_there_is_status_2(
 
 
 def test_the_list_has_every_driver_function_our_bpf_attaches_to() -> None:
-    """The kernel's own are not compared: hooks, system calls, and TTM, which both drivers use."""
+    """The kernel's own are not compared: hooks, system calls, DRM and TTM, which both drivers use."""
     folder = Path(loader.__file__).parent
     sections = [
         section
         for source in folder.glob("*.bpf.c")
         for section in re.findall(r'SEC\("(?:fentry|fexit|fmod_ret)/(\w+)"\)', source.read_text())
     ]
-    own = ("security_", "ttm_", "__x64_sys_", "__ia32_")
+    own = ("security_", "ttm_", "drm_", "__x64_sys_", "__ia32_")
     driver = {name for name in sections if not name.startswith(own)}
     assert "amdgpu_bo_create" in driver
     points = read_points(btf_compare.POINTS)
