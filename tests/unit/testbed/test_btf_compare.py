@@ -120,7 +120,7 @@ def test_a_file_that_is_not_there_is_status_2(
 
 
 def test_the_list_has_every_driver_function_our_bpf_attaches_to() -> None:
-    """The kernel's own are not compared: hooks, system calls, DRM and TTM, which both drivers use."""
+    """The kernel's own are not compared: hooks, system calls, DRM, and TTM, which both use."""
     folder = Path(loader.__file__).parent
     sections = [
         section
