@@ -191,10 +191,15 @@ def test_layouts_have_the_sizes_the_header_asserts(name: str, layout: Struct) ->
 
 @pytest.mark.parametrize(
     ("macro", "value"),
-    [("MAX_CGROUP_DEPTH", decode.MAX_CGROUP_DEPTH), ("MAX_OWNERS", 4)],
+    [
+        ("MAX_CGROUP_DEPTH", decode.MAX_CGROUP_DEPTH),
+        ("MAX_OWNERS", 4),
+        ("TENANT_OVERRAN", decode.TENANT_OVERRAN),
+        ("HOLDING_UNFOLLOWED", decode.HOLDING_UNFOLLOWED),
+    ],
 )
 def test_constants_are_the_headers(macro: str, value: int) -> None:
-    assert re.search(rf"#define {macro}\s+{value}\b", MAPS_H.read_text())
+    assert re.search(rf"#define {macro}\s+{value}U?\b", MAPS_H.read_text())
 
 
 @given(st.integers(0, (1 << decode.MAX_CUS) - 1), st.booleans())

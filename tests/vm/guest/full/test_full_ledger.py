@@ -15,6 +15,7 @@ from enforcer.model import MIB
 from tests.vm.guest import truth
 from tests.vm.guest.gatenode import PAGE, Node, client_in, fresh_node, loaded_parts
 from tests.vm.guest.services import wait_for
+from tests.vm.guest.test_escape_sharing import MOST
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,10 +23,6 @@ if TYPE_CHECKING:
 
     from enforcer.model import Gpu
 
-TENANT: Final = (1 << 20) // 4
-"""Buffers of one container on one GPU, the driver's own included (bpf/include/maps.h)."""
-NODE: Final = (1 << 20) - 4096
-"""Buffers of all."""
 PROCESSES: Final = 16
 """Of a container on a GPU: in an open file of its own, each is found sooner."""
 ENOUGH: Final = 1 << 40
@@ -71,7 +68,7 @@ def test_a_million_buffers_are_followed_and_no_more_are_made(
             assert node.counted("refused_buffers_full") == refused + PROCESSES
             followed, room = node.maps.fill()["buffers"]
             # The last of them meets the end of the map's part for tenants.
-            assert followed == min((at + 1) * TENANT, NODE)
+            assert followed == min((at + 1) * MOST["tenant"], MOST["node"])
             assert followed < room
         print(f"{made} buffers in {time.monotonic() - started:.0f} s")
         for gpu in node.gpus:
