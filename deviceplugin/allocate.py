@@ -91,6 +91,7 @@ def decide(
         created=created,
         oversubscribe=not whole and any(device.scaling > 1 for device in chosen),
         hook=hooked and not whole,
+        priority=turn.claim.priority,
     )
     for device in chosen:
         _check_promises(turn, device, [*slices, result])

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 _PREFIXES = ("hami.io/", "ringfence.io/")
+_PRIORITY = "AMD_TASK_PRIORITY"
+"""What HAMi's webhook makes of ``amd.com/priority``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,8 @@ class Claim:
     """How many GPUs, the ``limits`` of the resource."""
     resource: str = RESOURCE
     image: str = ""
+    priority: int | None = None
+    """As ``Slice.priority``, of the container's own environment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,11 +183,24 @@ def _claims_of(container: Json, kind: ContainerKind) -> list[Claim]:
             _count(str(quantity)),
             resource,
             str(container.get("image") or ""),
+            _priority(container),
         )
         for resource, quantity in limits.items()
         if is_gpu_resource(resource)
     ]
     return [claim for claim in claims if claim.count > 0]
+
+
+def _priority(container: Json) -> int | None:
+    """0 is the class above all others, a larger number one below; HAMi knows no third."""
+    priority = None
+    for variable in container.get("env") or []:
+        # Of two, the later is what the container gets.
+        if variable.get("name") == _PRIORITY:
+            text = str(variable.get("value") or "")
+            digits = text.isascii() and text.isdigit()
+            priority = int(bool(text.strip("0"))) if digits else None
+    return priority
 
 
 def _count(quantity: str) -> int:

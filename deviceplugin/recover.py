@@ -143,6 +143,7 @@ def _slices(
                 device is not None and device.scaling > 1
                 for device in (find_device(devices, one.id) for one in entry)
             ),
+            priority=claim.priority,
         )
         for claim, entry in zip(pod.claims, entries, strict=True)
     ]

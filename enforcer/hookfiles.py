@@ -50,7 +50,12 @@ def slice_file(one: Slice, gpus: Sequence[Gpu], *, kernel_refuses: bool) -> Slic
             if gpu is None
             else GpuShare(share.bdf, share.vram_bytes, share.cus, gpu.kfd_id, gpu.render, gpu.card)
         )
-    return SliceFile(tuple(shares), kernel_refuses=kernel_refuses, oversubscribe=one.oversubscribe)
+    return SliceFile(
+        tuple(shares),
+        kernel_refuses=kernel_refuses,
+        priority=one.priority,
+        oversubscribe=one.oversubscribe,
+    )
 
 
 def held_by_kernel(

@@ -119,6 +119,8 @@ class Slice:
     hook: bool | None = None
     """Whether the container was given the hook; None is not known. kubelet gives it the same at
     every start."""
+    priority: int | None = None
+    """0: its queues go first, 1: last; None leaves them as the process makes them."""
 
     @property
     def key(self) -> tuple[str, str]:

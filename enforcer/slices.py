@@ -69,6 +69,8 @@ def encode_slice(one: Slice) -> str:
         entry["oversubscribe"] = True
     if one.hook is not None:
         entry["hook"] = one.hook
+    if one.priority is not None:
+        entry["priority"] = one.priority
     return json.dumps(entry)
 
 
@@ -234,6 +236,9 @@ def _slice(entry: object, where: str) -> Slice:
     shares = _list(fields, "shares", where, _share)
     if not shares:
         raise _Bad(f"{where}.shares: expected at least one, found none")
+    priority = fields.get("priority")
+    if priority is not None and (type(priority) is not int or priority not in {0, 1}):
+        raise _Bad(f"{where}.priority: expected 0, 1 or null, found {priority!r}")
     kind = _string(fields, "kind", where)
     if kind not in tuple(ContainerKind):
         raise _Bad(f"{where}.kind: expected {', '.join(ContainerKind)}, found {kind!r}")
@@ -248,6 +253,7 @@ def _slice(entry: object, where: str) -> Slice:
         created=_string(fields, "created", where, _CREATED),
         oversubscribe=_flag(fields, "oversubscribe", where),
         hook=_flag(fields, "hook", where) if "hook" in fields else None,
+        priority=priority,
     )
 
 

@@ -170,6 +170,14 @@ def test_scaled_memory_is_registered_and_given(bench: Bench) -> None:
     assert (item.shares[0].vram_bytes, item.oversubscribe) == (250000 * MIB, True)
 
 
+def test_the_priority_that_hamis_webhook_wrote_is_in_the_slice(bench: Bench) -> None:
+    bench.start()
+    item = hami.container("app", 1)
+    item["env"] = [{"name": "AMD_TASK_PRIORITY", "value": "3"}]
+    bench.admit(bench.bind("one", f"{bench.gpu_ids()[0]},T,4096,76:;", item))
+    assert [one.priority for one in bench.slices] == [1]
+
+
 def test_a_configuration_file_does_the_same_as_flags(bench: Bench) -> None:
     path = bench.root / "config.yaml"
     path.write_text(f"scheduler: none\nexclude-gpus:\n- '{OTHER}'\n")

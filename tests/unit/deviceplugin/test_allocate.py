@@ -392,6 +392,12 @@ def test_a_whole_gpu_with_scaled_memory_is_whole() -> None:
     assert "HIP_OVERSUBSCRIBE" not in answer(item, SCALED, None, RUN).envs
 
 
+@pytest.mark.parametrize("priority", [0, 1, None])
+def test_a_slice_has_the_priority_of_its_container(priority: int | None) -> None:
+    one = pod(f"{ID},T,4096,76:;", replace(claim(), priority=priority))
+    assert allocate(one).priority == priority
+
+
 def test_without_scaling_nothing_is_oversubscribed() -> None:
     item = allocate(pod(f"{ID},T,4096,76:;"))
     assert not item.oversubscribe

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import pytest
+
 from deviceplugin.pod import Claim, Count, count_of, parse_node, parse_pod
 from enforcer.model import ContainerKind
 
@@ -49,6 +51,36 @@ def test_claims_come_in_the_order_of_kubelets_admission() -> None:
     )
     assert parsed.title == "default/pod"
     assert parsed.annotations == {"hami.io/bind-phase": "allocating"}
+
+
+@pytest.mark.parametrize(
+    ("values", "priority"),
+    [
+        (["0"], 0),
+        (["00"], 0),
+        (["1"], 1),
+        (["2147483647"], 1),
+        (["9" * 5000], 1),
+        ([], None),
+        ([""], None),
+        ([None], None),
+        (["-1"], None),
+        (["high"], None),
+        (["\u0660"], None),
+        # As a container gets it: the last.
+        (["0", "1"], 1),
+        (["1", None], None),
+    ],
+)
+def test_the_class_of_a_containers_queues_is_what_hamis_webhook_wrote(
+    values: list[str | None], priority: int | None
+) -> None:
+    env = [{"name": "OTHER", "value": "0"}]
+    env += [{"name": "AMD_TASK_PRIORITY", **({"value": one} if one else {})} for one in values]
+    (claim,) = parse_pod(
+        pod(nodeName="node", containers=[container("app", {RESOURCE: 1}, env=env)])
+    ).claims
+    assert claim.priority == priority
 
 
 def test_when_kubelet_wrote_the_status_is_its_ready_condition_s_heartbeat() -> None:

@@ -42,6 +42,11 @@ def test_a_running_pods_slice_is_made_out() -> None:
     assert recover(ONE) == ([slice_of()], [])
 
 
+def test_it_has_the_priority_it_had() -> None:
+    one = replace(ONE, claims=(replace(claim(), priority=0),))
+    assert recover(one) == ([replace(slice_of(), priority=0)], [])
+
+
 def test_what_the_checkpoint_knows_is_left_alone() -> None:
     assert recover(ONE, (slice_of("another"),)) == ([], [])
 

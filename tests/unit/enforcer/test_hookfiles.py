@@ -66,6 +66,11 @@ class TestSliceFile:
             replace(SLICE, oversubscribe=True), [A], kernel_refuses=False
         ).oversubscribe
 
+    @pytest.mark.parametrize("priority", [0, 1, None])
+    def test_the_priority_of_its_queues_is_passed_on(self, priority: int | None) -> None:
+        one = replace(SLICE, priority=priority)
+        assert slice_file(one, [A], kernel_refuses=True).priority == priority
+
     def test_whole_gpus_alone_need_none(self, tmp_path: Path) -> None:
         whole = replace(SLICE, shares=(Share(A.bdf, None),))
         assert not hooked(whole)

@@ -57,6 +57,7 @@ SLICES = st.builds(
     created=st.sampled_from(["2026-11-29T13:00:00Z", "2026-11-29T13:00:00.25+00:00"]),
     oversubscribe=st.booleans(),
     hook=st.none() | st.booleans(),
+    priority=st.sampled_from([None, 0, 1]),
 )
 
 
@@ -109,6 +110,9 @@ def test_any_json_is_a_checkpoint_or_an_error(document: object) -> None:
         ),
         ("oversubscribe", "yes", "oversubscribe"),
         ("hook", 1, "hook"),
+        ("priority", 2, "priority"),
+        ("priority", True, "priority"),
+        ("priority", "0", "priority"),
         ("created", "yesterday", "created"),
     ],
 )
