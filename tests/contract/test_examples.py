@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each example of the docs, placed as a HAMi scheduler places it, gets what it asks for."""
+"""Each example of the docs, as HAMi's webhook and scheduler leave it, gets what it asks for."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from tests.contract.conftest import Bench
 
+PRIORITY = "amd.com/priority"
 EXAMPLES = sorted((REPOSITORY / "docs/examples").glob("*.yaml"))
 
 
@@ -38,6 +39,10 @@ def place(bench: Bench, path: Path) -> dict[str, Any]:
     gpus = json.loads(bench.api.node_annotations(NODE)[REGISTER])
     entries = []
     for container in item["spec"]["containers"]:
+        if (priority := container["resources"]["limits"].get(PRIORITY)) is not None:
+            container.setdefault("env", []).append(
+                {"name": "AMD_TASK_PRIORITY", "value": str(priority)}
+            )
         chosen = gpus[: container["resources"]["limits"]["amd.com/gpu"]]
         shares = [(gpu, *asked(container, gpu)) for gpu in chosen]
         entries.append(
@@ -60,6 +65,7 @@ def test_each_example_gets_what_it_asks_for(bench: Bench) -> None:
             mib, _ = asked(container, gpu)
             envs = admitted[name].response.envs
             assert len(given[name].shares) == limits["amd.com/gpu"], path.stem
+            assert given[name].priority == limits.get(PRIORITY), path.stem
             for share in given[name].shares:
                 assert share.vram_bytes == (None if whole else mib * MIB), path.stem
             assert ("HSA_CU_MASK" in envs) == (not whole), path.stem

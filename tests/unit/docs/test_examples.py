@@ -16,6 +16,7 @@ RESOURCES = {
     "amd.com/gpumem": (1, 1 << 20),
     "amd.com/gpumem-percentage": (1, 100),
     "amd.com/gpucores": (1, 100),
+    "amd.com/priority": (0, (1 << 31) - 1),
 }
 
 
@@ -27,7 +28,7 @@ def load(path: Path) -> dict[str, Any]:
 def test_there_is_one_for_each_way_to_share() -> None:
     assert {path.stem for path in EXAMPLES} == {
         *("whole-gpu", "memory", "percentage", "cores", "memory-and-cores", "two-containers"),
-        *("non-root", "multi-gpu", "pytorch", "jax", "vllm"),
+        *("priority", "non-root", "multi-gpu", "pytorch", "jax", "vllm"),
     }
 
 
