@@ -35,6 +35,14 @@ appArmorProfile:
 {{- if semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version }}yes{{ end -}}
 {{- end -}}
 
+{{- /*
+  Not empty where the API server knows ValidatingAdmissionPolicies, and a token names its node. The
+  kinds of an API are told by a cluster alone, its version to "helm template" too.
+*/ -}}
+{{- define "ringfence.policies" -}}
+{{- if or (.Capabilities.APIVersions.Has "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy") (semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version) }}yes{{ end -}}
+{{- end -}}
+
 {{- /* For the container of that name, by (list . $name), what is a field from 1.30 on. */ -}}
 {{- define "ringfence.unconfinedAnnotation" -}}
 {{- $root := index . 0 -}}

@@ -116,12 +116,13 @@ def render(
     *,
     name: str = "rf",
     namespace: str = "gpu-system",
+    apis: Sequence[str] = (),
 ) -> list[Object]:
     """The objects of that release for a cluster of that version of Kubernetes ("1.30"), or of the
-    one that Helm's library takes for granted."""
+    one that Helm's library takes for granted, and with these APIs too."""
     return [
         document
-        for file, text in _rendered(values or {}, version, name, namespace).items()
+        for file, text in _rendered(values or {}, version, name, namespace, apis).items()
         if not file.endswith(".txt")
         for document in yaml.safe_load_all(text)
         if document is not None

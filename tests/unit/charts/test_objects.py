@@ -146,6 +146,29 @@ def test_who_writes_pins_is_unconfined_in_the_words_of_the_api_server(
         assert not said
 
 
+@pytest.mark.parametrize(
+    ("version", "apis", "there"),
+    [
+        (OLDEST, [], False),
+        ("1.29", [], False),
+        # As Helm asks a cluster that has them by a switch, and as others tell Helm of one.
+        ("1.29", ["admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy"], True),
+        (POLICIES, [], True),
+        (NEWEST, [], True),
+    ],
+)
+def test_the_policy_is_there_where_the_cluster_has_such_even_if_only_its_version_is_known(
+    version: str, apis: list[str], there: bool
+) -> None:
+    def kinds(mode: str) -> set[str]:
+        items = render({"admissionPolicy": mode}, version, apis=apis)
+        return {item["kind"] for item in items if item["kind"].startswith("Validating")}
+
+    policy = {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
+    assert kinds("auto") == (policy if there else set())
+    assert kinds("off") == set()
+
+
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
 @pytest.mark.parametrize("values", [{}, REMOVED], ids=["installed", "removed"])
 def test_a_privileged_container_has_no_profile_to_take_off(values: Values, version: str) -> None:
