@@ -30,6 +30,11 @@ appArmorProfile:
 {{- end }}
 {{- end -}}
 
+{{- /* Of the containers that write to the host's directories without a right; empty: the runtime's own. */ -}}
+{{- define "ringfence.seLinuxType" -}}
+{{- .Values.devicePlugin.seLinuxType | default (.Values.openshift.enabled | default false | ternary "spc_t" "") -}}
+{{- end -}}
+
 {{- /* Not empty where the API server knows the field; one that does not takes an annotation. */ -}}
 {{- define "ringfence.appArmorField" -}}
 {{- if semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version }}yes{{ end -}}

@@ -94,7 +94,6 @@ VARIANTS: dict[str, Values] = {
     "closed network": {"metrics": {"enabled": False}, "networkPolicy": {"enabled": True}},
     "openshift": {
         "openshift": {"enabled": True},
-        "devicePlugin": {"seLinuxType": "spc_t"},
         "containerRuntime": {"containerdStateDir": ""},
     },
     "bare": {

@@ -8,7 +8,7 @@ import re
 import helm_python
 import pytest
 
-from tests.unit.charts.rendered import VARIANTS, Object, Values, only, render
+from tests.unit.charts.rendered import REMOVED, VARIANTS, Object, Values, only, render
 
 FROM_OUR_OWN = VARIANTS["of one's own"]
 
@@ -85,18 +85,31 @@ def test_openshift_allows_these_pods_what_they_ask_for_and_no_other_kind_of_volu
         assert not any("hostPort" in port for port in container.get("ports", []))
 
 
-def test_the_plugin_gets_the_selinux_type_of_the_values() -> None:
-    def types(values: Values) -> dict[str, object]:
-        return {
-            item["name"]: item["securityContext"].get("seLinuxOptions")
-            for item in pod_spec(values)["containers"]
-        }
-
-    assert types(VARIANTS["openshift"]) == {
-        "device-plugin": {"type": "spc_t"},
-        "enforcer": None,
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        ({}, None),
+        ({"devicePlugin": {"seLinuxType": "spc_t"}}, "spc_t"),
+        # There a container's own type is kept from the host's directories in any case.
+        (VARIANTS["openshift"], "spc_t"),
+        ({**VARIANTS["openshift"], "devicePlugin": {"seLinuxType": "own_t"}}, "own_t"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("more", "writers"),
+    [({}, {"install-hook", "device-plugin"}), (REMOVED, {"clean", "remove-hook"})],
+    ids=["installed", "removed"],
+)
+def test_who_writes_to_the_host_without_a_right_gets_the_selinux_type(
+    more: Values, writers: set[str], values: Values, wanted: str | None
+) -> None:
+    spec = pod_spec({**values, **more})
+    types = {
+        item["name"]: item["securityContext"].get("seLinuxOptions")
+        for item in spec["initContainers"] + spec["containers"]
     }
-    assert types({}) == {"device-plugin": None, "enforcer": None}
+    assert {name for name, given in types.items() if given} == (writers if wanted else set())
+    assert all(given == {"type": wanted} for given in types.values() if given)
 
 
 @pytest.mark.parametrize(
