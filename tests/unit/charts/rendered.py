@@ -105,8 +105,8 @@ VARIANTS: dict[str, Values] = {
     },
 }
 
-REMOVED: Values = {"remove": {"enabled": True}}
-"""The set of values with other pods."""
+REMOVED: Values = {"remove": {"enabled": True, "confirm": True}}
+"""The set of values with other pods; confirmed, as there is no cluster to be asked."""
 
 
 def render(

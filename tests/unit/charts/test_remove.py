@@ -133,6 +133,10 @@ def pod(name: str, phase: str, *, gpu: bool = True) -> Object:
     }
 
 
+DEFAULT: Object = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default"}}
+"""What every cluster has."""
+
+
 @contextmanager
 def cluster(*pods: Object, namespaces: Sequence[Object] = ()) -> Iterator[helm_python.Config]:
     """An API server of which Helm can ask for pods and namespaces."""
@@ -185,7 +189,7 @@ def remove(config: helm_python.Config, values: Values) -> dict[str, str]:
 
 def test_it_is_refused_while_pods_would_lose_their_limit_and_names_them() -> None:
     pods = pod("a", "Running"), pod("b", "Pending"), pod("c", "Succeeded")
-    with cluster(pod("other", "Running", gpu=False), *pods) as config:
+    with cluster(pod("other", "Running", gpu=False), *pods, namespaces=[DEFAULT]) as config:
         with pytest.raises(helm_python.HelmRenderError) as caught:
             remove(config, {"enabled": True})
         assert "2 pods would lose their limit: team/a, team/b;" in str(caught.value)
@@ -196,5 +200,17 @@ def test_it_is_refused_while_pods_would_lose_their_limit_and_names_them() -> Non
 
 
 def test_it_is_not_refused_once_they_have_ended() -> None:
-    with cluster(pod("other", "Running", gpu=False), pod("c", "Failed")) as config:
+    pods = pod("other", "Running", gpu=False), pod("c", "Failed")
+    with cluster(*pods, namespaces=[DEFAULT]) as config:
         assert remove(config, {"enabled": True})
+
+
+def test_it_has_to_be_confirmed_where_there_is_no_cluster_to_be_asked() -> None:
+    """An answer without pods would be taken for a cluster without any."""
+    with pytest.raises(helm_python.HelmRenderError) as caught:
+        render({"remove": {"enabled": True}})
+    assert "no cluster to ask which pods would lose their limit (helm template," in str(
+        caught.value
+    )
+    assert "annotation hami.io/amd-devices-allocated yourself" in str(caught.value)
+    assert render({"remove": {"enabled": True, "confirm": True}})
