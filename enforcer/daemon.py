@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
     While another enforcer runs on this node, wait for it to end: in a rolling update the new pod
     starts beside the old one, and the limits are in force meanwhile.
     """
-    options = _parser().parse_args(argv)
+    options = _options(argv)
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
     )
@@ -237,6 +237,27 @@ def _lift_dmem(mount: Path, bdfs: frozenset[str]) -> list[str]:
     except cgroups.NoCgroup2Error:
         return []
     return lift_dmem(root, dmem.regions(dmem.capacity(root), bdfs))
+
+
+def _options(argv: Sequence[str]) -> argparse.Namespace:
+    """What the command line says. Ends the process for what cannot be, or cannot go together."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    asked = [
+        flag
+        for flag, given in (
+            ("--cu-masks enforce", options.cu_masks == "enforce"),
+            ("--refuse-imports", options.refuse_imports),
+            ("--refuse-passed", options.refuse_passed),
+        )
+        if given
+    ]
+    if asked and Layer.GATE not in options.layers:
+        parser.error(
+            f"--layers leaves out the gate, and nothing else can hold {', '.join(asked)}: "
+            "add gate to --layers, or leave the rest out"
+        )
+    return options
 
 
 def _parser() -> argparse.ArgumentParser:

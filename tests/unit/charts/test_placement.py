@@ -117,6 +117,14 @@ def test_who_writes_to_the_host_without_a_right_gets_the_selinux_type(
     [
         ({"priorityClass": {"create": True}}, 'set priorityClassName to ""'),
         (
+            {"enforcer": {"layers": "dmem", "cuMasks": "enforce"}},
+            "enforcer.layers is dmem, but enforcer.cuMasks=enforce is set: only the gate can",
+        ),
+        (
+            {"enforcer": {"layers": "dmem", "refuseImports": True, "refusePassed": True}},
+            "but enforcer.refuseImports, enforcer.refusePassed is set",
+        ),
+        (
             {"nodeFeatureDiscovery": True, "affinity": {"nodeAffinity": {"a": 1}}},
             "two sets of terms would mean one or the other",
         ),

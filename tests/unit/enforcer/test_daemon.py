@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from enforcer.api.client import Client, EnforcerError
+from enforcer.daemon import main
 from enforcer.model import Why
 from tests.testbed.trees import GpuSpec, NodeSpec, write_cgroup, write_sys
 
@@ -224,6 +225,27 @@ def test_a_longer_path_for_the_socket_is_refused(daemon: Daemon) -> None:
     _, errors = process.communicate(timeout=20)
     assert process.returncode == 2
     assert f"--socket: {path}: expected at most 99 bytes, found 100" in errors
+
+
+@pytest.mark.parametrize("layers", ["dmem", "none"])
+@pytest.mark.parametrize("flag", ["--cu-masks=enforce", "--refuse-imports", "--refuse-passed"])
+def test_what_only_the_gate_can_hold_is_not_asked_of_other_layers(
+    capsys: pytest.CaptureFixture[str], flag: str, layers: str
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--once", "--layers", layers, flag])
+    assert caught.value.code == 2
+    (line,) = [one for one in capsys.readouterr().err.splitlines() if "error" in one]
+    assert "--layers leaves out the gate, and nothing else can hold" in line
+    assert flag.replace("=", " ") in line
+
+
+def test_what_only_the_gate_can_hold_is_taken_beside_it(daemon: Daemon) -> None:
+    for layers in ("auto", "gate", "gate,dmem"):
+        flags = "--cu-masks=enforce", "--refuse-imports", "--refuse-passed"
+        process = daemon.start("--once", "--layers", layers, *flags)
+        process.communicate(timeout=20)
+        assert process.returncode == 0
 
 
 def test_a_place_it_cannot_use_is_named(daemon: Daemon) -> None:
