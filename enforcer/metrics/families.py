@@ -187,7 +187,7 @@ def _hami_limit(view: View) -> Iterator[Sample]:
 
 
 def _incidents(view: View) -> Iterator[Sample]:
-    """The most common reason is there from the start: an alert needs a first 0 to rise from."""
+    """The most common reason is there from the start: a rate needs a first 0 to rise from."""
     counts = {
         (names, "refused_limit"): 0 for names, row in view.rows if row.usage.refusals is not None
     }
@@ -196,6 +196,16 @@ def _incidents(view: View) -> Iterator[Sample]:
         counts[names, one.reason] = counts.get((names, one.reason), 0) + one.count
     for (names, reason), count in counts.items():
         yield f"{names},{labels(('reason',), reason)}", count
+
+
+def _last_incidents(view: View) -> Iterator[Sample]:
+    last: dict[str, float] = {}
+    for one in view.snapshot.incidents:
+        names = labels(
+            (*_ROW, "reason"), one.container, one.bdf, one.namespace, one.pod, one.reason
+        )
+        last[names] = max(last.get(names, one.time), one.time)
+    yield from last.items()
 
 
 def _layers(view: View) -> Iterator[Sample]:
@@ -452,6 +462,14 @@ FAMILIES: tuple[Family, ...] = (
         (*_ROW, "reason"),
         _incidents,
         f"{_NO_LEDGER}; but for `refused_limit`, until the first one",
+    ),
+    Family(
+        "ringfence_last_incident_timestamp_seconds",
+        "gauge",
+        "When the last of them was, Unix time.",
+        (*_ROW, "reason"),
+        _last_incidents,
+        f"{_NO_LEDGER}; until the first one",
     ),
     Family(
         "ringfence_layer",

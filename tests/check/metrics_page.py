@@ -60,6 +60,18 @@ encrypted.
 """
 
 
+_ALERTS = """\
+They count on the label `node` that the chart's monitors give to every series.
+
+- An incident is told of for ten minutes from when it was, also where it is the first, its pod or
+  enforcer is gone since, or the enforcer was away and read of it later. A Prometheus that was away
+  for longer is not told of what happened meanwhile; `ringfence_incidents_total` has counted it.
+  The clocks of nodes and Prometheus have to agree by minutes.
+- For a rate of `ringfence_incidents_total` mind that most of its series begin with the first
+  incident, at 1 or more, which `increase` and `rate` pass over; the dashboards take differences.
+"""
+
+
 def text() -> str:
     """The whole page."""
     return "\n".join([*_lines(), ""])
@@ -86,12 +98,14 @@ def _lines() -> Iterator[str]:
     yield f"| `layer` | {_list(layer.value for layer in Layer)} |"
     yield f"| `reason` of a layer | empty (on), {_list(why.value for why in Why)}, `other` |"
     yield f"| `engine` | {_list(ENGINES)}, `other` |"
-    yield "| `event`, `reason` of an incident | the members of `Counter` in `bpf/decode.py` |"
+    yield "| `event` | the members of `Counter` in `bpf/decode.py` |"
+    own = _list(("overrun_killed", "overrun_spared", "ledger_corrected"))
+    yield f"| `reason` of an incident | those of them that are in `REASONS`; {own} |"
     yield "| `masked` | `yes`, `no` |"
     yield f"| `source` | {_list(source.value for source in LedgerSource)} |"
     yield ""
     yield "## Alerts\n"
-    yield "They count on the label `node` that the chart's monitors give to every series.\n"
+    yield _ALERTS
     yield "| alert | severity | after | says |"
     yield "|---|---|---|---|"
     for rule in yaml.safe_load(RULES.read_text())["groups"][0]["rules"]:

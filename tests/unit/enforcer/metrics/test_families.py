@@ -293,17 +293,33 @@ def test_refusals_have_reasons_and_begin_at_zero() -> None:
     }
 
 
+def test_a_kind_of_incident_has_a_time_from_its_first_one_on() -> None:
+    name = "ringfence_last_incident_timestamp_seconds"
+    assert name not in _scrape(SNAPSHOT)
+    trick = replace(sample.INCIDENT, time=1000.25, bdf="", reason="switched_killed")
+    found = _scrape(replace(SNAPSHOT, incidents=(sample.INCIDENT, trick)))
+    times = {(one["device"], one["reason"]): value for one, value in found[name]}
+    assert times == {
+        (sample.INCIDENT.bdf, "refused_limit"): sample.TIME - 60,
+        ("", "switched_killed"): 1000.25,
+    }
+    counted = {frozenset(one.items()) for one, value in found["ringfence_incidents_total"] if value}
+    assert {frozenset(one.items()) for one, _ in found[name]} == counted
+
+
 def test_two_cgroups_of_one_container_are_one_series() -> None:
     again = replace(ROW, cgroup="poda/d", usage=Usage(1, 1, 0, 1, 0, 1), layers=())
     incidents = (
-        replace(sample.INCIDENT, namespace="ns", pod="p", container="train", pod_uid=uid)
-        for uid in ("uid", "its successor's")
+        replace(sample.INCIDENT, time=at, namespace="ns", pod="p", container="train", pod_uid=uid)
+        for at, uid in ((8.0, "uid"), (9.0, "its successor's"), (7.0, "its predecessor's"))
     )
     found = _scrape(replace(SNAPSHOT, containers=(ROW, again), incidents=tuple(incidents)))
     assert found["ringfence_vram_requested_bytes"] == [(LABELS, 3001.0)]
     assert found["ringfence_vram_limit_bytes"] == [(LABELS, 4096.0)]
     assert len(found["hami_vgpu_memory_used_bytes"]) == 1
-    assert [value for _, value in found["ringfence_incidents_total"]] == [14.0]
+    assert [value for _, value in found["ringfence_incidents_total"]] == [21.0]
+    (last,) = found["ringfence_last_incident_timestamp_seconds"]
+    assert last[1] == 9.0
 
 
 def test_a_reason_nobody_listed_is_no_new_label_value() -> None:
