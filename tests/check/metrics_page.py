@@ -61,12 +61,15 @@ encrypted.
 
 
 _ALERTS = """\
-They count on the label `node` that the chart's monitors give to every series.
+They count on the label `node` that the chart's monitors give to every series, also to `up`.
 
 - An incident is told of for ten minutes from when it was, also where it is the first, its pod or
   enforcer is gone since, or the enforcer was away and read of it later. A Prometheus that was away
   for longer is not told of what happened meanwhile; `ringfence_incidents_total` has counted it.
   The clocks of nodes and Prometheus have to agree by minutes.
+- `RingfenceEnforcerDown` goes on until the enforcer answers again, for three days at most, while
+  there is an `up` or, from kube-state-metrics, a `kube_node_info` with the node's name: a node that
+  is removed ends it. An enforcer that answers less than half of the time counts as down.
 - For a rate of `ringfence_incidents_total` mind that most of its series begin with the first
   incident, at 1 or more, which `increase` and `rate` pass over; the dashboards take differences.
 """
