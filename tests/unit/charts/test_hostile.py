@@ -5,6 +5,7 @@ a line that names it. Nothing in between: no half of a template, no error of a t
 from __future__ import annotations
 
 import re
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import helm_python
@@ -45,6 +46,15 @@ def every_key(values: Values, *path: str) -> Iterator[tuple[str, ...]]:
 
 def nested(path: tuple[str, ...], value: object) -> Values:
     return {path[0]: nested(path[1:], value) if path[1:] else value}
+
+
+def merged(one: Values, other: Values) -> Values:
+    """Both, as Helm takes them together: the other's where they differ."""
+    both = {**one, **other}
+    for key in one.keys() & other.keys():
+        if isinstance(one[key], dict):
+            both[key] = merged(one[key], other[key])
+    return both
 
 
 def taken(objects: list[Object]) -> None:
@@ -156,19 +166,104 @@ def test_what_no_object_could_be_made_of_is_refused_by_the_schema(
             },
             "set scrapeTimeout to 1m or less",
         ),
-        ({"hookDir": "/var/lib/ringfence"}, "choose a directory of its own"),
-        (
-            {"hookDir": "/etc/cdi", "devicePlugin": {"cdi": {"specDir": "/etc/cdi"}}},
-            "where other files of ours are mounted",
-        ),
-        ({"hookDir": "/opt"}, "would hide what they are made of"),
-        ({"hookDir": "/usr/lib"}, "would hide what they are made of"),
+        ({"hookDir": "/opt"}, "hookDir is /opt: it is mounted at the same path"),
+        ({"hookDir": "/usr/lib/python3"}, "would hide what they are made of"),
+        ({"hookDir": "/usr/local/bin"}, "would hide what they are made of"),
         ({"hookDir": "/run/hook"}, "be gone after a reboot"),
+        ({"hookDir": "/var/run/hook"}, "be gone after a reboot"),
+        (
+            {"devicePlugin": {"cdi": {"enabled": True, "specDir": "/etc/ssl"}}},
+            "where does your runtime look for CDI specs?",
+        ),
+        (
+            {"hookDir": "/var/lib/kubelet/device-plugins"},
+            "device-plugins, and the chart itself mounts /var/lib/kubelet/device-plugins: one",
+        ),
+        (
+            {"kubeletDir": "/var/lib/ringfence"},
+            "and kubeletDir mounts /var/lib/ringfence/pod-resources: one would hide the other",
+        ),
     ],
 )
 def test_what_would_not_work_is_refused_with_the_reason(values: Values, words: str) -> None:
     with pytest.raises(helm_python.HelmRenderError, match=re.escape(words)):
         render(values)
+
+
+PLACES = (
+    *("/srv/a", "/opt/a", "/etc/cdi", "/usr/local/a", "/var/lib", "/var/lib/kubelet"),
+    *("/var/lib/kubelet/device-plugins", "/var/lib/kubelet/pod-resources/a"),
+    *("/var/lib/ringfence", "/var/lib/ringfence/a", "/var/lib/ringfence-hook"),
+    *("/var/lib/amd-metrics-exporter", "/var/lib/amd-metrics-exporter/a"),
+    *("/var/lib/docker/containers", "/var/run", "/var/run/cdi", "/var/run/secrets/a"),
+    *("/run/ringfence", "/var/run/ringfence", "/var/run/ringfence/a"),
+    *("/run/containerd", "/run/containerd/io.containerd.runtime.v2.task"),
+)
+CDI: tuple[str, ...] = ("devicePlugin", "cdi", "specDir")
+HOOK: tuple[str, ...] = ("hookDir",)
+WITH_CDI: Values = {"devicePlugin": {"cdi": {"enabled": True}}}
+
+
+def apart(objects: list[Object]) -> None:
+    """Fails where a container has a directory of the host in or in the place of another one."""
+    spec = only(objects, "DaemonSet")["spec"]["template"]["spec"]
+    for container in spec["initContainers"] + spec["containers"]:
+        found = [
+            PurePosixPath(re.sub("^/var/run/", "/run/", mount["mountPath"]))
+            for mount in container.get("volumeMounts", ())
+        ]
+        # The kernel's own file systems lie in /sys on every host.
+        ours = [path for path in found if not path.is_relative_to("/sys")]
+        for index, path in enumerate(ours):
+            for other in ours[index + 1 :]:
+                assert not path.is_relative_to(other)
+                assert not other.is_relative_to(path)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(HOOK, CDI, ("kubeletDir",), ("devicePlugin", "metricsExporterDir")),
+        *(("containerRuntime", name) for name in DEFAULTS["containerRuntime"]),
+    ],
+    ids=".".join,
+)
+def test_no_value_can_mount_a_directory_over_another_one(path: tuple[str, ...]) -> None:
+    refusals = []
+    for place in PLACES:
+        values = merged(WITH_CDI, nested(path, place))
+        for more in ({}, REMOVED):
+            try:
+                objects = render({**values, **more})
+            except helm_python.HelmRenderError as error:
+                refusals.append(str(error))
+            else:
+                taken(objects)
+                apart(objects)
+    assert 0 < len(refusals) < 2 * len(PLACES)
+    assert all(".".join(path) in said for said in refusals)
+
+
+@pytest.mark.parametrize(
+    ("hook", "cdi", "fits"),
+    [
+        ("/srv/a", "/srv/a", False),
+        ("/srv/a", "/srv/a/b", False),
+        ("/srv/a/b", "/srv/a", False),
+        ("/srv/a", "/srv/ab", True),
+    ],
+)
+def test_two_values_cannot_mean_the_same_directory(hook: str, cdi: str, fits: bool) -> None:
+    values = merged(WITH_CDI, merged(nested(CDI, cdi), nested(HOOK, hook)))
+    if fits:
+        apart(render(values))
+        return
+    with pytest.raises(helm_python.HelmRenderError) as caught:
+        render(values)
+    assert f"hookDir mounts {hook}" in str(caught.value)
+    assert f"devicePlugin.cdi.specDir mounts {cdi}" in str(caught.value)
+    # What is not switched on is not mounted.
+    assert render({**values, "devicePlugin": {"cdi": {"specDir": cdi}}})
 
 
 @pytest.mark.parametrize("name", ["9gpu", "my.release"])
@@ -183,6 +278,7 @@ def test_a_name_that_no_service_can_have_is_refused_where_there_is_one(name: str
     [
         {"metrics": {"podMonitor": {"enabled": True, "interval": "1d", "scrapeTimeout": "1h30m"}}},
         {"enforcer": {"resources": {"limits": {"cpu": 0.5}}}},
+        {"hookDir": "/var/running/hook", "devicePlugin": {"cdi": {"enabled": True}}},
         {"hookDir": "/usr/local/vgpu"},
         {"image": {"repository": "registry.example:5000/gpu/rf"}},
         {"kubeletDir": "/var/snap/microk8s/common/var/lib/kubelet"},
