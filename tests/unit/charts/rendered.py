@@ -30,9 +30,9 @@ VARIANTS: dict[str, Values] = {
     "hook": {"hookDir": "/opt/ringfence"},
     "no hook": {"hookDir": ""},
     "plugin": {"devicePlugin": {"splitCount": 4, "failOpen": True, "logLevel": "debug"}},
+    "whole": {"devicePlugin": {"scheduler": "none", "operatingMode": "partition"}},
     "modes": {
         "devicePlugin": {
-            "scheduler": "none",
             "operatingMode": "partition",
             "computePartition": "cpx",
             "resourceNaming": "mixed",

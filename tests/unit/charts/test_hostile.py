@@ -132,6 +132,23 @@ def test_an_annotation_is_there_once_and_the_users_unless_the_pod_would_not_run(
         ({"metrics": {"podMonitor": {"interval": ""}}}, "/metrics/podMonitor/interval"),
         ({"networkPolicy": {"scrapers": [{}]}}, "/networkPolicy/scrapers/0"),
         ({"enforcer": {"resources": {"limits": {"cpu": -1}}}}, "/enforcer/resources/limits/cpu"),
+        ({"podLabels": {"a b": "c"}}, "invalid propertyName 'a b'"),
+        ({"podLabels": {"a/b/c": "d"}}, "invalid propertyName 'a/b/c'"),
+        ({"podLabels": {"A.example/b": "c"}}, "invalid propertyName 'A.example/b'"),
+        ({"podLabels": {"a" * 64: "c"}}, "invalid propertyName 'aa"),
+        ({"podLabels": {"a": "b c"}}, "/podLabels/a"),
+        ({"podLabels": {"a": "b" * 64}}, "/podLabels/a"),
+        ({"podLabels": {"a": "b-"}}, "/podLabels/a"),
+        ({"podAnnotations": {"-a": "b"}}, "invalid propertyName '-a'"),
+        ({"serviceAccount": {"annotations": {"a_b/c": "d"}}}, "invalid propertyName 'a_b/c'"),
+        ({"nodeSelector": {"a/": "b"}}, "invalid propertyName 'a/'"),
+        ({"nodeSelector": {"a": "b/c"}}, "/nodeSelector/a"),
+        ({"metrics": {"podMonitor": {"labels": {"a": "b c"}}}}, "/metrics/podMonitor/labels/a"),
+        ({"metrics": {"dashboards": {"labels": {"a b": "c"}}}}, "invalid propertyName 'a b'"),
+        ({"tolerations": [{"key": "a b", "operator": "Exists"}]}, "/tolerations/0/key"),
+        ({"tolerations": [{"key": "a", "value": "b c"}]}, "/tolerations/0/value"),
+        ({"imagePullSecrets": [{"name": "A"}]}, "/imagePullSecrets/0/name"),
+        ({"serviceAccount": {"name": "a..b"}}, "/serviceAccount/name"),
     ],
 )
 def test_what_no_object_could_be_made_of_is_refused_by_the_schema(
@@ -182,6 +199,45 @@ def test_what_no_object_could_be_made_of_is_refused_by_the_schema(
         (
             {"kubeletDir": "/var/lib/ringfence"},
             "and kubeletDir mounts /var/lib/ringfence/pod-resources: one would hide the other",
+        ),
+        (
+            {"enforcer": {"resources": {"limits": {"memory": "64Mi"}}}},
+            "enforcer.resources.limits.memory is 64Mi, and requests.memory is 96Mi",
+        ),
+        ({"enforcer": {"resources": {"limits": {"memory": 96e6}}}}, "requests.memory is 96Mi"),
+        (
+            {"devicePlugin": {"resources": {"limits": {"cpu": 0.009}}}},
+            "devicePlugin.resources.limits.cpu is 0.009, and requests.cpu is 10m",
+        ),
+        (
+            {"tolerations": [{"key": "a"}, {"key": "a", "operator": "Exists", "value": "b"}]},
+            "tolerations[1] has operator Exists and value b",
+        ),
+        ({"tolerations": [{"value": "b"}]}, "tolerations[0] has no key and operator Equal"),
+        (
+            {"tolerations": [{"operator": "Exists", "tolerationSeconds": 0}]},
+            'tolerations[0] has tolerationSeconds and effect ""',
+        ),
+        (
+            {"tolerations": [{"key": "a", "effect": "NoSchedule", "tolerationSeconds": 9}]},
+            'tolerations[0] has tolerationSeconds and effect "NoSchedule"',
+        ),
+        ({"serviceAccount": {"name": "default"}}, "the account of every pod of the namespace"),
+        (
+            {"serviceAccount": {"create": False, "name": "default"}},
+            "the account of every pod of the namespace",
+        ),
+        (
+            {"devicePlugin": {"scheduler": "none", "memoryScaling": 1.5, "splitCount": 2}},
+            "but devicePlugin.memoryScaling=1.5, devicePlugin.splitCount=2 is set",
+        ),
+        (
+            {"devicePlugin": {"scheduler": "none", "hipLogLevel": 1}},
+            "devicePlugin.scheduler is none, but devicePlugin.hipLogLevel=1 is set",
+        ),
+        (
+            {"devicePlugin": {"hipLogLevel": 3}, "hookDir": ""},
+            "devicePlugin.hipLogLevel is 3 and hookDir is empty",
         ),
     ],
 )
@@ -278,6 +334,19 @@ def test_a_name_that_no_service_can_have_is_refused_where_there_is_one(name: str
     [
         {"metrics": {"podMonitor": {"enabled": True, "interval": "1d", "scrapeTimeout": "1h30m"}}},
         {"enforcer": {"resources": {"limits": {"cpu": 0.5}}}},
+        {"enforcer": {"resources": {"limits": {"memory": "0.1Gi"}}}},
+        {"enforcer": {"resources": {"limits": {"memory": 96 * 2**20, "cpu": "20m"}}}},
+        {"enforcer": {"resources": {"requests": {"memory": "1500m"}, "limits": {"memory": 2}}}},
+        {"podLabels": {"a.example/b_c.d-E": "x_Y.z-0", "0": ""}},
+        {"podAnnotations": {"A.example/b": "any text: at all"}},
+        {
+            "tolerations": [
+                {"operator": "Exists"},
+                {"key": "a.example/b", "value": "c"},
+                {"key": "a", "effect": "NoExecute", "tolerationSeconds": 0},
+            ]
+        },
+        {"devicePlugin": {"scheduler": "none", "memoryScaling": 1, "splitCount": 0}},
         {"hookDir": "/var/running/hook", "devicePlugin": {"cdi": {"enabled": True}}},
         {"hookDir": "/usr/local/vgpu"},
         {"image": {"repository": "registry.example:5000/gpu/rf"}},
