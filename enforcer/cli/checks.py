@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from enforcer.cli.explain import ADVICE
-from enforcer.host import cgroups, dmem
+from enforcer.host import cgroups, dmem, runtime
 from enforcer.host.files import FileError, optional, read_int, read_line, read_text
 from enforcer.inventory import read_inventory
 from enforcer.model import Why
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from enforcer.cli.node import Place
+    from enforcer.host.roots import Roots
     from enforcer.model import LayerState, Snapshot
 
 _OLDEST = (5, 17)
@@ -37,11 +38,6 @@ _RUNTIMES = (
     "k0s/containerd.sock",
     "crio/crio.sock",
     "docker.sock",
-)
-_RECORDS = (
-    "containerd/io.containerd.runtime.v2.task/k8s.io",
-    "k3s/containerd/io.containerd.runtime.v2.task/k8s.io",
-    "containers/storage/overlay-containers",
 )
 
 
@@ -285,24 +281,50 @@ def _dmem(node: Node, root: Path) -> Iterator[Finding]:
 
 
 def _runtime(node: Node) -> Iterator[Finding]:
-    run = node.place.roots.run
-    sockets = [name for name in _RUNTIMES if ((node.run or run) / name).exists()]
-    records = [name for name in _RECORDS if (run / name).is_dir()]
-    if records:
-        yield _ok("runtime", f"records of containers in {', '.join(records)}")
-    elif sockets:
+    roots = node.place.roots
+    sockets = [name for name in _RUNTIMES if ((node.run or roots.run) / name).exists()]
+    running, nameless = _running(roots)
+    if running and not nameless:
+        yield _ok("runtime", f"a record of each of {running} containers")
+    elif nameless and (sockets or len(nameless) < running):
         yield _note(
             "runtime",
-            f"{', '.join(sockets)}, but no records of containers: they stay nameless, and each is "
-            "held to its pod's smallest slice",
-            "set containerRuntime in the chart to where your runtime keeps its state",
+            f"no record of {len(nameless)} of {running} containers ({nameless[0]}): they stay "
+            "nameless, and each is held to its pod's smallest slice",
+            "set containerRuntime in the chart to where your runtime keeps its state: see "
+            "docs/install.md",
         )
+    elif sockets:
+        yield _note("runtime", f"{', '.join(sockets)}; no container runs whose record to look for")
     else:
         yield _problem(
             "runtime",
-            f"neither containerd nor CRI-O below {run}",
+            f"no socket of containerd, CRI-O or Docker below {node.run or roots.run}, and no "
+            "record of a container",
             "is one running? Elsewhere (k0s, microk8s): see docs/install.md",
         )
+
+
+def _running(roots: Roots) -> tuple[int, list[str]]:
+    """How many containers of pods there are, and the ids of those without a record.
+
+    The directories of records say nothing: the chart makes both runtimes', and one stays empty.
+    """
+    try:
+        root = cgroups.cgroup2_root(roots.cgroup)
+    except cgroups.NoCgroup2Error:
+        return 0, []
+    containers = cgroups.walk(root).containers
+    nameless = [one for one in containers if not _recorded(roots, one.id)]
+    ended = [one for one in nameless if not (root / one.path).is_dir()]
+    return len(containers) - len(ended), [one.id for one in nameless if one not in ended]
+
+
+def _recorded(roots: Roots, container_id: str) -> bool:
+    try:
+        return runtime.container_record(roots.run, roots.docker, container_id) is not None
+    except FileError:
+        return False
 
 
 def _kubelet(node: Node) -> Iterator[Finding]:

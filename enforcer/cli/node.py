@@ -70,12 +70,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     path("--proc", roots.proc, "the host's /proc")
     path("--run", roots.run, "the host's /run")
     path("--dev", roots.dev, "the host's /dev")
+    path("--docker", roots.docker, "where Docker keeps its containers' records")
     path("--cgroup-root", roots.cgroup, "the cgroup2 mount")
 
 
 def place(options: argparse.Namespace) -> Place:
     """Where the options say things are."""
-    roots = Roots(options.sys, options.proc, options.run, options.dev, options.cgroup_root)
+    roots = Roots(
+        sys=options.sys,
+        proc=options.proc,
+        run=options.run,
+        dev=options.dev,
+        cgroup=options.cgroup_root,
+        docker=options.docker,
+    )
     return Place(roots, options.socket, options.state_dir, options.bpffs)
 
 

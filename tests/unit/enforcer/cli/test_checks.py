@@ -18,7 +18,15 @@ from enforcer.cli.node import Place
 from enforcer.host.roots import Roots
 from enforcer.model import Layer, LayerState, Why
 from enforcer.slices import FILE, write_checkpoint
-from tests.testbed.trees import GpuSpec, NodeSpec, write_cgroup, write_sys
+from tests.testbed.trees import (
+    ContainerSpec,
+    GpuSpec,
+    NodeSpec,
+    write_bundle,
+    write_cgroup,
+    write_pod,
+    write_sys,
+)
 from tests.unit.enforcer.sample import ILL, SNAPSHOT, TIME
 
 if TYPE_CHECKING:
@@ -26,6 +34,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 GPU = GpuSpec("0000:03:00.0", 5, 1, 128, product_name="GPU")
+POD = "kubepods.slice/kubepods-pod11111111_2222_3333_4444_555555555555.slice"
+CONTAINER = ContainerSpec("c" * 64, "main")
+TASKS = "run/containerd/io.containerd.runtime.v2.task"
 FILES = {
     "proc/sys/kernel/osrelease": "6.18.1-1-amd64\n",
     "proc/sys/net/core/bpf_jit_enable": "1\n",
@@ -70,8 +81,10 @@ class Healthy:
             (path / name).write_text(text)
         write_cgroup(path / "cgroup")
         write_cgroup(path / "cgroup", "kubepods.slice")
+        write_pod(path / "cgroup", POD, [CONTAINER])
+        write_bundle(path / "run", CONTAINER)
         (path / "cgroup/dmem.capacity").write_text(f"drm/{GPU.bdf}/vram 1\n")
-        (path / "run/containerd/io.containerd.runtime.v2.task/k8s.io").mkdir(parents=True)
+        make_socket(path / "run/containerd/containerd.sock")
         for name in (
             "device-plugins/kubelet.sock",
             "device-plugins/ringfence-amd.com-gpu.sock",
@@ -81,7 +94,8 @@ class Healthy:
         (path / "state").mkdir()
         self.write("state/registration.json", json.dumps({"amd.com/gpu": standing("registered")}))
         write_checkpoint(path / "state" / FILE, [])
-        roots = Roots(path / "sys", path / "proc", path / "run", path / "dev", path / "cgroup")
+        names = ("sys", "proc", "run", "dev", "cgroup", "share", "docker")
+        roots = Roots(*(path / name for name in names))
         where = Place(roots, path / "socket", path / "state", path / "bpf")
         self.node = Node(where, path / "kubelet", path / "hook", 0, SNAPSHOT, now=TIME + 1)
 
@@ -199,11 +213,26 @@ FAULTS: dict[str, tuple[Callable[[Healthy], None], str, State, str, str]] = {
         lambda h: h.remove("cgroup/kubepods.slice"), "cgroup driver", State.NOTE, "no pod", "",
     ),
     "no runtime": (
-        lambda h: h.remove("run/containerd"), "runtime", State.PROBLEM, "neither", "install.md",
+        lambda h: h.remove("run/containerd"),
+        "runtime", State.PROBLEM, "no socket of containerd", "install.md",
     ),
-    "runtime without records": (
-        lambda h: (h.remove("run/containerd"), make_socket(h.path / "run/crio/crio.sock"))[1],
-        "runtime", State.NOTE, "nameless", "containerRuntime",
+    "records elsewhere, where the chart made the other runtime's directory": (
+        lambda h: (
+            h.remove(TASKS),
+            (h.path / "run/containers/storage/overlay-containers").mkdir(parents=True),
+        ),
+        "runtime", State.NOTE, "1 of 1 containers (cccc", "containerRuntime",
+    ),
+    "a record of one container only": (
+        lambda h: write_pod(h.path / "cgroup", POD, [ContainerSpec("d" * 64, "new")]),
+        "runtime", State.NOTE, "1 of 2 containers (dddd", "containerRuntime",
+    ),
+    "a garbled record": (
+        lambda h: h.write(f"{TASKS}/k8s.io/{CONTAINER.id}/config.json", "{"),
+        "runtime", State.NOTE, "1 of 1 containers", "containerRuntime",
+    ),
+    "no container": (
+        lambda h: h.remove(f"cgroup/{POD}"), "runtime", State.NOTE, "no container runs", "",
     ),
     "no kubelet directory": (
         lambda h: h.remove("kubelet"), "kubelet", State.PROBLEM, "device-plugins", "--kubelet-dir",
@@ -328,6 +357,17 @@ def test_no_fault_costs_another_check(healthy: Healthy, fault: str) -> None:
         "torn checkpoint": set[str](),
         "no enforcer": {"layer gate", "layer dmem"},
     }.get(fault, set())
+
+
+def test_a_container_is_found_by_dockers_record_too(healthy: Healthy) -> None:
+    healthy.remove("run/containerd")
+    make_socket(healthy.path / "run/docker.sock")
+    (healthy.path / "docker" / CONTAINER.id).mkdir(parents=True)
+    labels = {"io.kubernetes.container.name": "main", "io.kubernetes.docker.type": "container"}
+    healthy.write(
+        f"docker/{CONTAINER.id}/config.v2.json", json.dumps({"Config": {"Labels": labels}})
+    )
+    assert [one for one in examine(healthy.node) if one.state is not State.OK] == []
 
 
 def test_every_problem_says_what_to_do(healthy: Healthy) -> None:
