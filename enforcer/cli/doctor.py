@@ -9,12 +9,13 @@ import os
 import textwrap
 import time
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from enforcer.cli.checks import Finding, Node, State, examine
 from enforcer.cli.node import add_options, place
+from enforcer.host.roots import Roots
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -49,6 +50,9 @@ def main(argv: Sequence[str]) -> int:
     where = place(options)
     snapshot, silence = _ask(where)
     host = host_root(where.roots.proc)
+    if where.roots.dev == Roots().dev:
+        # A container's own is as it was when the container was made.
+        where = replace(where, roots=replace(where.roots, dev=host / "dev"))
     node = Node(
         where,
         options.kubelet_dir or host / "var/lib/kubelet",
@@ -57,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
         snapshot,
         silence,
         time.time(),
-        run=host / "run" if where.roots.run == Path("/run") else where.roots.run,
+        run=host / "run" if where.roots.run == Roots().run else where.roots.run,
     )
     findings = examine(node)
     if options.json:

@@ -82,3 +82,24 @@ def test_the_hosts_kubelet_is_found_from_within_a_container(
     found = {one["name"]: one["found"] for one in json.loads(capsys.readouterr().out)}
     assert "kubelet.sock" in found["kubelet"]
     assert "proc/1/root/var/lib/ringfence-hook/current" in found["hook"]
+
+
+def test_in_a_container_the_hosts_devices_are_looked_at_and_not_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host = tmp_path / "host"
+    (host / "dev").mkdir(parents=True)
+    (tmp_path / "proc/1").mkdir(parents=True)
+    (tmp_path / "proc/1/root").symlink_to(host)
+    (tmp_path / "sys/module/amdgpu").mkdir(parents=True)
+    options = [one for one in _options(tmp_path) if not one.startswith("--dev")]
+
+    def state() -> str:
+        doctor.main(["--json", *options])
+        findings = json.loads(capsys.readouterr().out)
+        (found,) = [one["state"] for one in findings if one["name"] == "/dev/kfd"]
+        return str(found)
+
+    assert state() == State.PROBLEM
+    (host / "dev/kfd").touch()
+    assert state() == State.OK
