@@ -18,18 +18,22 @@ from enforcer.host.smi import SmiKind
 from enforcer.model import GpuHealth
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
     from pathlib import Path
 
     from enforcer.host.smi import SmiEvent
 
 _log = logging.getLogger(__name__)
 
-_GONE = "not there any more"
+GONE = "not there any more"
+"""Why a GPU is not healthy that the driver does not have any more."""
+
 _RECOVERED = "none"
 """``WEDGED=`` of a GPU that needs nothing: the driver has reset it."""
 _LONGEST = 200
 _RESET_SECONDS = 10.0
+_GONE_SECONDS = 3600.0
+"""Long enough to be told of one that nobody took out, and to reload the driver."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,8 @@ class _State:
     cause: str = ""
     wedged: str = ""
     gone: bool = False
+    given_up: bool = False
+    """Gone, and waited for by nobody: of no interest unless it comes back as it was."""
     last_reset: float | None = None
     vm_faults: int = 0
     last_fault: str = ""
@@ -50,7 +56,7 @@ class _State:
     @property
     def reason(self) -> str:
         if self.gone:
-            return _GONE
+            return GONE
         if self.wedged:
             return f"wedged: the driver asks for {self.wedged}"
         return f"being reset: {self.cause}" if self.resetting else ""
@@ -68,7 +74,7 @@ class Health:
 
     @property
     def rows(self) -> tuple[GpuHealth, ...]:
-        """Every GPU that was ever seen, by PCI address."""
+        """Every GPU that is there or waited for, by PCI address."""
         with self._lock:
             return tuple(
                 GpuHealth(
@@ -81,6 +87,7 @@ class Health:
                     last_fault=state.last_fault,
                 )
                 for bdf, state in sorted(self._states.items())
+                if not state.given_up
             )
 
     def see(self, instances: Mapping[str, int], now: float) -> None:
@@ -95,9 +102,24 @@ class Health:
                 if state is None or state.instance != instance:
                     self._states[bdf] = _State(instance, now)
                 elif state.gone:
-                    self._set(bdf, replace(state, gone=False), now)
+                    self._set(bdf, replace(state, gone=False, given_up=False), now)
             for bdf in self._states.keys() - instances.keys():
                 self._set(bdf, replace(self._states[bdf], gone=True), now)
+
+    def give_up(self, named: Collection[str], now: float) -> None:
+        """Say no more of GPUs that are long gone, but of those that slices name (``named``)."""
+        with self._lock:
+            for bdf, state in self._states.items():
+                if bdf in named and state.given_up:
+                    self._states[bdf] = replace(state, given_up=False)
+                elif (
+                    state.gone
+                    and not state.given_up
+                    and bdf not in named
+                    and now - state.since >= _GONE_SECONDS
+                ):
+                    _log.info("GPU %s: gone, and no slice names it: no longer unhealthy", bdf)
+                    self._states[bdf] = replace(state, given_up=True)
 
     def wedged(self, bdf: str, method: str, task: str, now: float) -> None:
         """The driver tells by uevent that a GPU hung, and what helps; ``task`` was to blame."""

@@ -290,6 +290,8 @@ class Enforcer:
         self._devices.look(start)
         self.health.see(self._devices.instances, time.time())
         held, checkpoint_problems = self._checkpoint.read()
+        if not checkpoint_problems:
+            self.health.give_up({bdf for one in held for bdf in gpu_shares(one)}, time.time())
         problems = [*self._devices.problems, *checkpoint_problems]
         # Both maps before the tree: an entry without a cgroup then is an entry of a dead cgroup.
         entries, ledger = self._read_maps(problems)

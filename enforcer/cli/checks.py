@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from enforcer.cli.explain import ADVICE
+from enforcer.health import GONE
 from enforcer.host import cgroups, dmem, runtime
 from enforcer.host.files import FileError, optional, read_int, read_line, read_text
 from enforcer.inventory import read_inventory
@@ -467,7 +468,10 @@ def _enforcer(node: Node) -> Iterator[Finding]:
             yield _problem(
                 "GPU health",
                 f"{one.bdf}: {one.reason}",
-                "it gets no new pods; see dmesg, and reset it or the node where it stays so",
+                "see dmesg, unless it was taken out on purpose: an hour later nothing is said of "
+                "it any more, once no slice names it"
+                if one.reason == GONE
+                else "it gets no new pods; see dmesg, and reset it or the node where it stays so",
             )
     for name, used, most in snapshot.map_fill:
         if used * 10 > most * 9:

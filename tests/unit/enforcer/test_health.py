@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enforcer.health import Health, HealthFile
+from enforcer.health import GONE, Health, HealthFile
 from enforcer.host.smi import SmiEvent, SmiKind
 from enforcer.model import GpuHealth
 
@@ -89,6 +89,42 @@ def test_a_gpu_that_comes_back_as_it_was_is_still_wedged(health: Health) -> None
     health.wedged(ONE, "rebind", "", 110.0)
     health.see({OTHER: 2}, 120.0)
     health.see({ONE: 1, OTHER: 2}, 130.0)
+    assert not row(health).healthy
+
+
+def test_a_gpu_that_was_taken_out_is_ill_until_nobody_waits_for_it(health: Health) -> None:
+    health.see({OTHER: 2}, 200.0)
+    health.give_up((), 3799.0)
+    assert row(health).reason == GONE
+    health.give_up({ONE}, 9000.0)
+    assert row(health).reason == GONE
+    health.give_up((), 9000.0)
+    assert [one.bdf for one in health.rows] == [OTHER]
+    health.see({OTHER: 2}, 9002.0)
+    health.give_up((), 9002.0)
+    assert [one.bdf for one in health.rows] == [OTHER]
+
+
+def test_a_slice_that_names_a_gpu_given_up_brings_its_row_back(health: Health) -> None:
+    health.see({OTHER: 2}, 200.0)
+    health.give_up((), 9000.0)
+    health.give_up({ONE}, 9002.0)
+    assert (row(health).reason, row(health).since) == (GONE, 200.0)
+
+
+def test_a_gpu_given_up_that_comes_back_as_it_was_is_still_wedged(health: Health) -> None:
+    health.wedged(ONE, "rebind", "", 110.0)
+    health.see({OTHER: 2}, 200.0)
+    health.give_up((), 9000.0)
+    health.see({ONE: 1, OTHER: 2}, 9002.0)
+    assert row(health).reason == "wedged: the driver asks for rebind"
+    health.see({ONE: 9, OTHER: 2}, 9004.0)
+    assert row(health) == GpuHealth(ONE, healthy=True, since=9004.0)
+
+
+def test_a_gpu_that_is_ill_and_there_is_never_given_up(health: Health) -> None:
+    health.wedged(ONE, "rebind", "", 110.0)
+    health.give_up((), 90000.0)
     assert not row(health).healthy
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loop on synthetic trees, without kernel layers: those are proven in the VM."""
 
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -407,6 +408,24 @@ def test_a_reset_is_not_over_while_nobody_can_try_kfd(enforcer: Enforcer) -> Non
     enforcer.health.hear(GPU.bdf, SmiEvent(5, SmiKind.PRE_RESET, "1 MES hang"), time.time() - 60)
     enforcer.look_for_missed_ends()
     assert [one.healthy for one in enforcer.run_pass().health] == [False]
+
+
+def test_a_gpu_long_gone_is_ill_as_long_as_a_slice_names_it_or_may(
+    enforcer: Enforcer, roots: Roots, checkpoint: Path
+) -> None:
+    def rows() -> list[bool]:
+        return [one.healthy for one in enforcer.run_pass().health]
+
+    write_checkpoint(checkpoint, [make("train")])
+    assert rows() == [True]
+    enforcer.health.see({}, time.time() - 7200)
+    shutil.rmtree(roots.sys / "class/kfd")
+    enforcer.devices_changed()
+    assert rows() == [False]
+    checkpoint.write_text("{ torn")
+    assert rows() == [False]
+    write_checkpoint(checkpoint, [])
+    assert rows() == []
 
 
 def test_only_an_image_that_no_runtime_has_is_not_found(

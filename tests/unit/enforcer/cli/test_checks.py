@@ -15,6 +15,7 @@ import pytest
 
 from enforcer.cli.checks import Finding, Node, State, examine
 from enforcer.cli.node import Place
+from enforcer.health import GONE
 from enforcer.host.roots import Roots
 from enforcer.model import Layer, LayerState, Why
 from enforcer.slices import FILE, write_checkpoint
@@ -312,6 +313,10 @@ FAULTS: dict[str, tuple[Callable[[Healthy], None], str, State, str, str]] = {
     "GPU ill": (
         lambda h: h.set(snapshot=replace(SNAPSHOT, health=(ILL,))),
         "GPU health", State.PROBLEM, "wedged", "no new pods",
+    ),
+    "GPU gone": (
+        lambda h: h.set(snapshot=replace(SNAPSHOT, health=(replace(ILL, reason=GONE),))),
+        "GPU health", State.PROBLEM, GONE, "on purpose",
     ),
     "full map": (
         lambda h: h.set(snapshot=replace(SNAPSHOT, map_fill=(("limits", 95, 100),))),
