@@ -127,6 +127,7 @@ class Devices:
         self.gpus = tuple(gpus)
         found = {bdf: drm.instance(_device(self._roots, bdf)) for bdf in {one.bdf for one in gpus}}
         self.instances = {bdf: number for bdf, number in found.items() if number is not None}
+        self._kernel.retry_gate()
         self._kernel.set_gpus(*_gpu_keys(gpus))
         if driver.idle(self._roots.sys):
             self._kernel.let_go()

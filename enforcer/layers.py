@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -14,7 +16,7 @@ from enforcer.host.files import FileError
 from enforcer.model import Layer, LayerState, LedgerSource, Why, pci_bdf
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
 
     from bpf.decode import Event, LedgerUsage
@@ -27,6 +29,11 @@ _SOME_HELPER = b"\0BPF_FUNC_map_lookup_elem\0"
 _NEWEST_HELPER = b"\0BPF_FUNC_get_func_ret\0"
 """The newest that both kinds of ledger call: in Linux 5.17, or ported back."""
 
+_RETRY_SECONDS = 20.0
+_MOST_RETRY_SECONDS = 600.0
+_RETRY_SHARE = 0.01
+"""Of a CPU: what verifies the programs first, and then cannot attach them, takes seconds."""
+
 
 class KernelLayers:
     """Loads both BPF objects. What does not load is a state with a reason, never an exception.
@@ -34,11 +41,24 @@ class KernelLayers:
     The limits already in the pinned maps hold before, during and after.
     """
 
-    def __init__(self, objects: Path, bpffs: Path, sys: Path) -> None:
-        """``objects``: where the two .bpf.o lie; ``bpffs``: where to pin; ``sys``: the host's."""
+    def __init__(
+        self,
+        objects: Path,
+        bpffs: Path,
+        sys: Path,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``objects``: where the two .bpf.o lie; ``bpffs``: where to pin; ``sys``: the host's.
+
+        ``clock`` gives seconds.
+        """
         self._objects = objects
         self._pins = bpffs / str(decode.SCHEMA)
         self._sys = sys
+        self._clock = clock
+        self._gate_due = math.inf
+        """When to load the gate once more."""
+        self._policy: decode.Policy | None = None
         self._gate: loader.Gate | None = None
         self._ledger: loader.Ledger | None = None
         self.maps: loader.Maps | None = None
@@ -67,23 +87,39 @@ class KernelLayers:
         A predecessor's ledger goes first: it may not follow all that this gate lets pass, while
         this ledger follows what any gate does.
         """
+        began = self._clock()
+        self._gate_due = math.inf
         if self.ledger is LedgerSource.NONE and self._predecessor():
             self._load_ledger()
         try:
             gate = loader.load_gate(self._objects / "gate.bpf.o", self._pins, keep=True)
             proven = gate.self_test()
-            if self.maps is None:
-                self.maps = loader.open_maps(self._pins)
+            self._open_maps()
         except (BpfError, OSError) as error:
             self.problems["gate"] = f"gate not loaded: {error}"
-            if never_possible(self._sys):
-                self.gate_off = Why.NOT_POSSIBLE
+            self.gate_off = Why.NOT_POSSIBLE if never_possible(self._sys) else Why.NOT_LOADED
             self._keep_predecessor()
+        else:
+            self._gate = gate
+            self.problems.pop("gate", None)
+            self.gate_off = None if proven else Why.NOT_PROVEN
+            _log_left_out("gate", gate.attached)
+        self._apply_policy()
+        if self.gate_off in (Why.NOT_LOADED, Why.NOT_PROVEN):
+            now = self._clock()
+            pause = max(_RETRY_SECONDS, (now - began) / _RETRY_SHARE)
+            self._gate_due = now + min(pause, _MOST_RETRY_SECONDS)
+
+    def retry_gate(self) -> None:
+        """Load a gate that could not be loaded, now and then: what it lacked may be there by now.
+
+        Seldom where that takes long.
+        """
+        if self._clock() < self._gate_due:
             return
-        self._gate = gate
-        self.problems.pop("gate", None)
-        self.gate_off = None if proven else Why.NOT_PROVEN
-        _log_left_out("gate", gate.attached)
+        self.load_gate()
+        if self.gate_off is None:
+            _log.info("gate on: what it lacked is there")
 
     def switch_off(self) -> None:
         """Use no gate, nor leave a predecessor's acting on limits nobody keeps up to date."""
@@ -235,13 +271,19 @@ class KernelLayers:
         return overran
 
     def set_policy(self, policy: decode.Policy) -> None:
-        """Tell the programs what to do about what they cannot simply measure."""
-        if self.maps is None:
+        """Tell the programs what to do about what they cannot simply measure, also later ones."""
+        self._policy = policy
+        self._apply_policy()
+
+    def _apply_policy(self) -> None:
+        if self.maps is None or self._policy is None:
             return
         try:
-            self.maps.set_policy(policy)
+            self.maps.set_policy(self._policy)
         except (BpfError, OSError) as error:
             self.problems["policy"] = f"the gate's policy cannot be set: {error}"
+        else:
+            self.problems.pop("policy", None)
 
     def events(self) -> list[Event]:
         """What the gate told since the last call; nothing where it cannot be read."""
@@ -284,6 +326,12 @@ class KernelLayers:
         if self.maps is not None:
             self.maps.close()
             self.maps = None
+
+    def _open_maps(self) -> None:
+        """Anew, as a predecessor's lack what came later."""
+        self.close()
+        self.events_fd = None
+        self.maps = loader.open_maps(self._pins)
 
     def _keep_predecessor(self) -> None:
         """A predecessor's gate goes on acting; its maps can still be kept up to date."""

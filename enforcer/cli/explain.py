@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 ADVICE = {
     Why.SWITCHED_OFF: "the enforcer runs with --layers: set enforcer.layers to auto in the chart",
     Why.NOT_LOADED: "see the enforcer's log for why the gate did not load; `ringfence doctor` "
-    "checks what it needs",
+    "checks what it needs. It is tried again by itself, after half a minute to ten minutes",
     Why.NOT_POSSIBLE: "a kernel from 5.17 with CONFIG_DEBUG_INFO_BTF=y; on this one the hook alone "
     "can hold, where there is no dmem either",
     Why.NOT_PROVEN: "the kernel did not refuse the gate's own test call: report it with the "

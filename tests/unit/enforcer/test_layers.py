@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernel layers where they cannot be had. Where they can: tests/vm."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from bpf import loader
-from bpf.decode import CuMask, Holding, pack_cu_mask
+from bpf.decode import CuMask, Holding, Policy, pack_cu_mask
 from bpf.libbpf import BpfError
 from enforcer import layers
+from enforcer.devices import Devices
+from enforcer.host.roots import Roots
 from enforcer.layers import KernelLayers, never_possible
 from enforcer.model import Layer, LayerState, LedgerSource, Why
+from tests.testbed.trees import GpuSpec, NodeSpec, write_sys
 
 
 @pytest.fixture
@@ -271,3 +274,148 @@ def test_the_driver_is_let_go_beside_calls_without_an_end_but_not_beside_buffers
     kernel._ledger = Attached(tmp_path, 1, {})
     kernel.let_go()
     assert kernel.ledger == ledger
+
+
+class Told(loader.Maps):
+    """Pinned maps that know what they were told."""
+
+    def __init__(self) -> None:
+        self.policies: list[Policy] = []
+        self.gpus: dict[int, int] = {}
+        self.closed = False
+
+    def set_policy(self, wanted: Policy) -> None:
+        self.policies.append(wanted)
+
+    def set_builtin_majors(self, majors: frozenset[int]) -> None:
+        pass
+
+    def set_gpus(self, by_kfd_id: Mapping[int, int], by_minor: Mapping[int, int]) -> None:
+        self.gpus = dict(by_kfd_id)
+
+    def fill(self) -> dict[str, tuple[int, int]]:
+        return {}
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Proven(loader.Gate):
+    """A gate that is asked."""
+
+    __slots__ = ()
+
+    def self_test(self) -> bool:
+        return True
+
+
+class Mended:
+    """A node whose gate does not load until ``mended``; a try takes ``seconds``."""
+
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.mended = False
+        self.seconds = 0.0
+        self.now = 1000.0
+        self.tries = 0
+        self.maps: list[Told] = []
+        self.kernel = KernelLayers(path / "objects", path / "bpf", path / "sys", lambda: self.now)
+        monkeypatch.setattr(loader, "load_gate", lambda *_, **__: self._load())
+        monkeypatch.setattr(loader, "open_maps", lambda *_: self._open())
+
+    def _load(self) -> loader.Gate:
+        self.tries += 1
+        self.now += self.seconds
+        if not self.mended:
+            raise BpfError("no BPF file system")
+        return Proven(Path("/nowhere"), 1, {})
+
+    def _open(self) -> Told:
+        if not self.mended:
+            raise BpfError("no maps")
+        self.maps.append(Told())
+        return self.maps[-1]
+
+    def pass_by(self, seconds: float) -> int:
+        """How often it was tried in this time, of which a pass every 2 s is told."""
+        before = self.tries
+        end = self.now + seconds
+        while self.now < end:
+            self.kernel.retry_gate()
+            self.now += 2
+        return self.tries - before
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mended:
+    return Mended(tmp_path, monkeypatch)
+
+
+def test_a_gate_that_lacked_something_is_loaded_when_that_is_there_and_told_its_policy(
+    node: Mended, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    node.kernel.load_gate()
+    node.kernel.set_policy(Policy(refuse_imports=True))
+    assert node.pass_by(60) in (2, 3)
+    assert (node.kernel.gate.reason, "gate" in node.kernel.problems) == (Why.NOT_LOADED, True)
+    node.mended = True
+    assert node.pass_by(30) == 1
+    assert (node.kernel.gate.on, node.kernel.problems) == (True, {})
+    assert [told.policies for told in node.maps] == [[Policy(refuse_imports=True)]]
+    assert "gate on: what it lacked is there" in caplog.text
+    assert node.pass_by(3600) == 0
+
+
+def test_a_try_that_takes_long_is_made_seldom(node: Mended) -> None:
+    node.seconds = 3.0
+    node.kernel.load_gate()
+    assert node.pass_by(290) == 0
+    assert node.pass_by(20) == 1
+    node.seconds = 100.0
+    node.pass_by(400)
+    assert node.pass_by(1500) == 2
+
+
+def test_a_gate_that_is_not_wanted_or_never_possible_is_not_tried_again(node: Mended) -> None:
+    node.kernel.switch_off()
+    assert node.pass_by(3600) == 0
+    (node.kernel._sys / "kernel").mkdir(parents=True)  # without type information
+    node.kernel.load_gate()
+    assert node.kernel.gate.reason is Why.NOT_POSSIBLE
+    assert node.pass_by(3600) == 0
+
+
+def test_a_gate_that_fails_when_its_ledger_comes_is_tried_again(
+    node: Mended, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = loader.Ledger(Path("/nowhere"), 1, {"bo_created": None})
+    monkeypatch.setattr(loader, "load_ledger", lambda *_, **__: ledger)
+    node.kernel.gate_off = Why.NO_LEDGER
+    node.kernel.maps = Told()
+    node.kernel.attach()
+    assert (node.kernel.ledger, node.kernel.gate.reason) == (LedgerSource.BO, Why.NOT_LOADED)
+    node.mended = True
+    assert node.pass_by(30) == 1
+    assert node.kernel.gate.on
+
+
+def test_a_gate_loaded_late_replaces_the_maps_its_predecessor_had(node: Mended) -> None:
+    node.kernel.load_gate()
+    node.kernel.maps = old = Told()  # as of a predecessor that goes on acting
+    node.mended = True
+    node.pass_by(30)
+    assert old.closed
+    assert node.kernel.maps is node.maps[0]
+
+
+def test_a_gate_loaded_late_knows_the_gpus_at_once(node: Mended, tmp_path: Path) -> None:
+    write_sys(tmp_path / "sys", NodeSpec((GpuSpec("0000:03:00.0", 5, 1, 128),)))
+    roots = Roots(sys=tmp_path / "sys", cgroup=tmp_path / "cgroup", share=tmp_path)
+    devices = Devices(roots, node.kernel, use_dmem=False)
+    node.kernel.load_gate()
+    devices.look(0)
+    node.mended = True
+    node.now += 30
+    devices.look(30)
+    assert node.kernel.gate.on
+    assert node.maps[0].gpus == {5: 768}
