@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Slices of running pods that the checkpoint does not know, from what others recorded. Pure.
 
-After a checkpoint was lost, and for pods that were served before this plugin was installed: without
-a slice nobody would hold them, and their CUs would be given out again. The scheduler's annotation
-says what was booked, kubelet who has which device. The first is the pod's author's to change: it is
-believed as far as the GPU reaches, where no limit at all would be the choice, and its CUs no
-further than what was booked.
+After a checkpoint was lost, and for pods that another plugin of this protocol served before this
+one was installed: without a slice nobody would hold them, and their CUs would be given out again.
+They are held to what was booked for them. The scheduler's annotation says what that is, kubelet who
+has which device. The first is the pod's author's to change: it is believed as far as the GPU
+reaches, where no limit at all would be the choice, and its CUs no further than what was booked.
 """
 
 from __future__ import annotations
