@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from enforcer.accounting import DRIFT_BOUND
+from enforcer.incidents import OwnReason
 from enforcer.plan import ForgetUsage
 
 if TYPE_CHECKING:
@@ -29,13 +30,6 @@ _LOOKS = 3
 """That have to agree: while buffers come and go, no two readings are of one moment."""
 
 _Key = tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Reason:
-    """Stands beside the gate's own reasons."""
-
-    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +47,8 @@ class Correction:
     refused: bool = False
 
     @property
-    def reason(self) -> Reason:
-        return Reason("LEDGER_CORRECTED")
+    def reason(self) -> OwnReason:
+        return OwnReason.LEDGER_CORRECTED
 
     def __str__(self) -> str:
         return f"the ledger held {self.used} bytes for no process: taken off"

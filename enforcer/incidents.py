@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import TYPE_CHECKING, Protocol
 
 from enforcer.model import Container, Incident, PodCgroup, pci_bdf
@@ -46,6 +47,14 @@ class Reason(Protocol):
 
     @property
     def name(self) -> str: ...
+
+
+class OwnReason(Enum):
+    """What the enforcer tells of by itself, beside the gate's reasons."""
+
+    OVERRUN_KILLED = auto()
+    OVERRUN_SPARED = auto()
+    LEDGER_CORRECTED = auto()
 
 
 @dataclass

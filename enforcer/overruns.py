@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from enforcer.incidents import OwnReason
 from enforcer.model import Container
 from enforcer.plan import KillCgroup
 
@@ -32,13 +33,6 @@ _SWITCHED = frozenset({"SWITCHED_KILLED", "SWITCHED_SPARED", "OVERRAN"})
 
 
 @dataclass(frozen=True, slots=True)
-class Reason:
-    """Stands beside the gate's own reasons."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
 class Overrun:
     """A container or pod above its limit, as an event beside the gate's own."""
 
@@ -53,8 +47,8 @@ class Overrun:
     refused: bool = False
 
     @property
-    def reason(self) -> Reason:
-        return Reason("OVERRUN_KILLED" if self.killed else "OVERRUN_SPARED")
+    def reason(self) -> OwnReason:
+        return OwnReason.OVERRUN_KILLED if self.killed else OwnReason.OVERRUN_SPARED
 
     def __str__(self) -> str:
         end = "killed" if self.killed else "reported only"

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import yaml
 
+from bpf.decode import REASONS, Counter
+from enforcer.incidents import OwnReason
 from enforcer.metrics.families import ENGINES, FAMILIES
 from enforcer.model import Layer, LedgerSource, Why
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 PAGE = Path(__file__).parents[2] / "docs/metrics.md"
 RULES = Path(__file__).parents[2] / "charts/ringfence/files/rules.yaml"
+
+_REASONS = "[troubleshoot.md](troubleshoot.md#what-does-the-reason-mean)"
 
 _INTRO = """# Which metrics are there?
 
@@ -101,9 +105,9 @@ def _lines() -> Iterator[str]:
     yield f"| `layer` | {_list(layer.value for layer in Layer)} |"
     yield f"| `reason` of a layer | empty (on), {_list(why.value for why in Why)}, `other` |"
     yield f"| `engine` | {_list(ENGINES)}, `other` |"
-    yield "| `event` | the members of `Counter` in `bpf/decode.py` |"
-    own = _list(("overrun_killed", "overrun_spared", "ledger_corrected"))
-    yield f"| `reason` of an incident | those of them that are in `REASONS`; {own} |"
+    yield f"| `event` | {_list(counter.name.lower() for counter in Counter)} |"
+    reasons = _list(reason.name.lower() for reason in (*REASONS, *OwnReason))
+    yield f"| `reason` of an incident | {reasons}; what each is: {_REASONS} |"
     yield "| `masked` | `yes`, `no` |"
     yield f"| `source` | {_list(source.value for source in LedgerSource)} |"
     yield ""
