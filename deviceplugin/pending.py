@@ -25,7 +25,7 @@ from deviceplugin.devices import Device, find_device, key_of_slot
 from deviceplugin.refusal import RefusalError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from deviceplugin.pod import Claim, Pod
     from enforcer.model import Slice
@@ -80,12 +80,18 @@ def blanked(pod: Pod, remaining: int) -> int:
     return len(pod.claims) - remaining
 
 
-def turns(pods: Iterable[Pod], node: str, slices: Sequence[Slice]) -> list[Turn]:
-    """Every container that may be next: one for each pod that is being bound to this node."""
+def turns(
+    pods: Iterable[Pod], node: str, slices: Sequence[Slice], refused: Collection[str] = ()
+) -> list[Turn]:
+    """Every container that may be next: one for each pod that is being bound to this node.
+
+    ``refused`` are the UIDs of those whose Allocate failed. They say so themselves only once that
+    could be written, and the lock may be another's before.
+    """
     found = []
     for pod in pods:
         # Most pods are none of these: whose slices are whose is asked for the others alone.
-        if _allocating(pod, node):
+        if _allocating(pod, node) and pod.uid not in refused:
             given = {item.container for item in slices if item.pod_uid == pod.uid}
             served = sum(claim.container in given for claim in pod.claims)
             if served < len(pod.claims):

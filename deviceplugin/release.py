@@ -36,7 +36,7 @@ from deviceplugin.pending import blanked
 from deviceplugin.pod import parse_node
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from deviceplugin.apiserver import ApiServer
     from deviceplugin.checkpoint import Checkpoint
@@ -50,6 +50,16 @@ _RETRY_SECONDS = (0.1, 15.0)
 _IDLE_SECONDS = 30.0
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Retry:
+    """A pod that could not be settled."""
+
+    due: float
+    delay: float
+    told: object = None
+    """Of what error the log has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +139,13 @@ class Release(Follower):
         self._checkpoint = checkpoint
         self._devices = devices
         self._failed: set[str] = set()
-        self._not_before: dict[str, tuple[float, float]] = {}
+        self._retries: dict[str, _Retry] = {}
         self._known: dict[str, tuple[tuple[object, ...], Settlement]] = {}
+
+    @property
+    def refused(self) -> Collection[str]:
+        """The UIDs of the pods of which an Allocate was refused, whatever they say themselves."""
+        return self._failed
 
     def fail(self, pod: Pod) -> None:
         """An Allocate of this pod was refused: its binding is over."""
@@ -144,26 +159,37 @@ class Release(Follower):
         uids = {pod.uid for pod in pods}
         self._failed &= uids
         self._known = {uid: known for uid, known in self._known.items() if uid in uids}
+        self._retries = {uid: retry for uid, retry in self._retries.items() if uid in uids}
         now = time.monotonic()
         pause = _IDLE_SECONDS
         for pod in pods:
+            known = self._retries.get(pod.uid, _Retry(now, _RETRY_SECONDS[0]))
             if not self._owed(pod, node):
-                self._not_before.pop(pod.uid, None)
+                self._settled(pod)
                 continue
-            due, delay = self._not_before.get(pod.uid, (now, _RETRY_SECONDS[0]))
-            if due > now:
-                pause = min(pause, due - now)
+            if known.due > now:
+                pause = min(pause, known.due - now)
                 continue
             try:
                 self._settle(pod)
-                self._not_before.pop(pod.uid, None)
+                self._settled(pod)
             except ApiServerError as error:
+                delay, told = known.delay, known.told
                 if error.status != CONFLICT:
-                    _log.warning("pod %s: %s; trying again in %.1f s", pod.title, error, delay)
+                    # Who refuses may put anything into the message, the time of day too.
+                    about = error.status or str(error)
+                    if about != told:
+                        told = about
+                        _log.warning("pod %s: %s; trying again now and then", pod.title, error)
                     delay = min(delay * 2, _RETRY_SECONDS[1])
-                self._not_before[pod.uid] = time.monotonic() + delay, delay
+                self._retries[pod.uid] = _Retry(time.monotonic() + delay, delay, told)
                 pause = min(pause, delay)
         return pause
+
+    def _settled(self, pod: Pod) -> None:
+        known = self._retries.pop(pod.uid, None)
+        if known is not None and known.told is not None:
+            _log.info("pod %s: settled after all", pod.title)
 
     def _owed(self, pod: Pod, node: Node | None) -> bool:
         if pod.node != self._api.node or pod.annotations.get(VGPU_NODE) != self._api.node:
@@ -197,16 +223,15 @@ class Release(Follower):
         if pod.uid != known.uid:
             return
         settlement = self._settlement(pod)
-        if settlement.annotations:
-            patch = {
-                "metadata": {
-                    "resourceVersion": pod.resource_version,
-                    "annotations": dict(settlement.annotations),
-                }
-            }
-            self._cache.absorb_pod(
-                self._api.patch_pod(pod.namespace, pod.name, patch, _CALL_SECONDS)
-            )
+        refused = None
+        try:
+            self._annotate(pod, settlement.annotations)
+        except ApiServerError as error:
+            if error.status in (0, CONFLICT):
+                raise
+            # The lock is the node's: whoever keeps one pod from being written, as an admission
+            # webhook can, must not keep every other pod off the node as well.
+            refused = error
         if node is not None and settlement.unlock and _locked_by(node, pod):
             patch = {
                 "metadata": {
@@ -219,6 +244,16 @@ class Release(Follower):
         elif node is not None:
             # The cache is behind the server; without this the next pass would find the same.
             self._cache.absorb_node(self._api.get_node(_CALL_SECONDS))
+        if refused is not None:
+            raise refused
+
+    def _annotate(self, pod: Pod, owed: Mapping[str, str]) -> None:
+        if owed:
+            metadata = {"resourceVersion": pod.resource_version, "annotations": dict(owed)}
+            answer = self._api.patch_pod(
+                pod.namespace, pod.name, {"metadata": metadata}, _CALL_SECONDS
+            )
+            self._cache.absorb_pod(answer)
 
 
 def _locked_by(node: Node | None, pod: Pod) -> bool:

@@ -18,7 +18,7 @@ from deviceplugin.refusal import RefusalError
 from enforcer.model import MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from pathlib import Path
 
     from deviceplugin.allocate import Answer
@@ -38,6 +38,10 @@ _log = logging.getLogger(__name__)
 
 class Binding(Protocol):
     """What becomes of a pod's binding."""
+
+    @property
+    def refused(self) -> Collection[str]:
+        """The UIDs of the pods of which an Allocate was refused."""
 
     def fail(self, pod: Pod) -> None:
         """An Allocate of this pod was refused."""
@@ -171,7 +175,9 @@ class Scheduled:
     def _known_candidates(self, resource: str) -> tuple[NodeLock | None, list[Turn]]:
         node = self._cache.node()
         lock = node.lock() if node is not None else None
-        waiting = turns(self._cache.pods(), self._node, self._checkpoint.slices)
+        waiting = turns(
+            self._cache.pods(), self._node, self._checkpoint.slices, self._binding.refused
+        )
         return lock, [turn for turn in waiting if turn.claim.resource == resource]
 
     def _given_before(self, device_ids: Sequence[str]) -> list[Slice]:

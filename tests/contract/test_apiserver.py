@@ -133,6 +133,34 @@ def test_conflicts_and_errors_are_tried_again(bench: Bench) -> None:
     bench.wait_unlocked()
 
 
+def test_a_pod_that_may_not_be_written_keeps_no_other_off_the_node(bench: Bench) -> None:
+    bench.start()
+    gpu = bench.gpu_ids()[0]
+    bench.api.faults.denied_pod = "one"
+    bench.admit(bench.bind("one", f"{gpu},T,4096,76:;"))
+    bench.wait_unlocked()
+    bench.admit(bench.bind("two", f"{gpu},T,4096,76:;"))
+    bench.wait_phase("two", "success")
+    bench.wait_unlocked()
+    eventually(lambda: len(bench.requests("PATCH", "/pods/one")) > 3)
+    assert bench.log.count("pod default/one: PATCH") == 1
+    bench.api.faults.denied_pod = ""
+    bench.wait_phase("one", "success")
+    eventually(lambda: "pod default/one: settled after all" in bench.log)
+
+
+def test_a_refused_pod_that_cannot_say_so_does_not_stand_in_for_another(bench: Bench) -> None:
+    bench.start()
+    gpu = bench.gpu_ids()[0]
+    bench.api.faults.denied_pod = "one"
+    assert not bench.admits(bench.bind("one", f"{gpu},T,999999,76:;"))
+    bench.wait_unlocked()
+    assert bench.annotation("one", "bind-phase") == "allocating"
+    # Without a lock only who waits tells whose turn it is.
+    bench.admit(bench.bind("two", f"{gpu},T,4096,76:;", lock=False))
+    assert [item.pod for item in bench.slices] == ["two"]
+
+
 def test_a_node_annotation_the_scheduler_deleted_is_there_again_at_once(bench: Bench) -> None:
     bench.start()
     bench.gpu_ids()

@@ -61,6 +61,8 @@ class Faults:
     """So many patches get a 500 first."""
     token: str = ""
     """Requests without this bearer token get a 401."""
+    denied_pod: str = ""
+    """Patches of the pod of this name get a 403, as of an admission webhook."""
     conflicts: int = 0
     """So many patches with a precondition get a 409 first."""
 
@@ -352,7 +354,7 @@ class _Handler(BaseHTTPRequestHandler):
         if method == "DELETE":
             return store.delete(kind, (namespace, name))
         if method == "PATCH":
-            self._patch_faults(body)
+            self._patch_faults(f"{kind}/{name}", body)
             if self.headers.get("Content-Type") != "application/merge-patch+json":
                 raise HttpError(415, "UnsupportedMediaType", "expected a merge patch")
             return store.patch(kind, (namespace, name), body)
@@ -365,8 +367,12 @@ class _Handler(BaseHTTPRequestHandler):
             raise HttpError(409, "AlreadyExists", f'{kind} "{metadata["name"]}" already exists')
         return store.put(kind, body)
 
-    def _patch_faults(self, body: Json) -> None:
+    def _patch_faults(self, what: str, body: Json) -> None:
         faults = self.api.faults
+        if what == f"pods/{faults.denied_pod}":
+            raise HttpError(
+                403, "Forbidden", f'admission webhook "no.example" denied it at {time.time()}'
+            )
         if faults.refuse_patches > 0:
             faults.refuse_patches -= 1
             raise HttpError(500, "InternalError", "etcd leader changed")

@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import json
+
+from hypothesis import strategies as st
+
 from deviceplugin.devices import Device, devices_of
 from deviceplugin.pod import Claim, Pod
 from deviceplugin.terms import Terms
@@ -90,3 +94,20 @@ def slice_of(
         shares=shares or (Share(BDF, 4096 * MIB, "0-75"),),
         created=created,
     )
+
+
+def junk_annotations() -> st.SearchStrategy[dict[str, str]]:
+    """What a pod's author can write, as keywords of ``pod``: near what is meant, and far off."""
+    entry = st.sampled_from(
+        [f"{ID},T,1,1:", f"{OTHER_ID},T,4096,304:", f"{ID},T,{'9' * 5000},1:", "x,T,1,1:", "", ","]
+    )
+    cus = st.sampled_from(["0-3", "9-0", "0-99999", "1" * 5000, "\u0663", "\ud800", "0,,1"])
+    text = st.one_of(
+        st.text(max_size=20),
+        st.sampled_from(["[" * 5000, "9" * 5000, "NaN", "null", "{", "[{}]", "x" * 100_000]),
+        st.lists(entry, max_size=3).map(";".join),
+        cus.map(lambda one: json.dumps({ID: one, OTHER_ID: [one]})),
+    )
+    keys = ["devices", "amd_devices_allocated", "amd_cu_allocated", "bind_phase", "vgpu_node"]
+    known = st.sampled_from([NODE, "allocating", "success", "failed"])
+    return st.dictionaries(st.sampled_from(keys), text | known)

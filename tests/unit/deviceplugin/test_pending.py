@@ -5,6 +5,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from deviceplugin.codec import NodeLock
 from deviceplugin.pending import Turn, choose, owners, strangers, turns
@@ -12,7 +14,18 @@ from deviceplugin.refusal import RefusalError
 from deviceplugin.terms import RESOURCE
 from enforcer.model import ContainerKind
 
-from .given import BDF, DEVICES, ID, NODE, OTHER, OTHER_ID, claim, pod, slice_of
+from .given import (
+    BDF,
+    DEVICES,
+    ID,
+    NODE,
+    OTHER,
+    OTHER_ID,
+    claim,
+    junk_annotations,
+    pod,
+    slice_of,
+)
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 A = pod(f"{ID},T,1,1:;", name="a")
@@ -160,3 +173,29 @@ def test_the_owner_of_the_lock_must_ask_for_this_count() -> None:
     assert [turn.pod for turn in owners(both, lock("a"), 1)] == [A]
     assert owners(both, lock("a"), 2) == []
     assert owners(both, None, 1) == []
+
+
+def test_a_pod_that_was_refused_has_no_turn_whatever_it_still_says() -> None:
+    assert turns([A, B], NODE, [], {"uid-a"}) == [Turn(B, 0)]
+
+
+@given(junk_annotations(), st.sampled_from(["bad", "b"]))
+def test_nothing_in_a_pods_annotations_costs_another_its_turn(
+    junk: dict[str, str], locked: str
+) -> None:
+    bad = pod(name="bad", **junk)
+    candidates = turns([bad, B], NODE, [])
+    assert Turn(B, 0) in candidates
+    told = []
+    for turn in candidates:
+        try:
+            turn.entry()
+        except RefusalError as error:
+            told.append(str(error))
+    try:
+        chosen = choose(candidates, lock(locked), [f"{OTHER}#0"], DEVICES)
+    except RefusalError as error:
+        told.append(str(error))
+    else:
+        assert chosen.pod is B or (chosen.pod is bad and locked == "bad")
+    assert all(len(one) < 1000 for one in told), "gRPC carries no long one to kubelet"

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
 
 from deviceplugin.release import settle
 from enforcer.model import MIB, ContainerKind, Share
 
-from .given import BDF, DEVICES, ID, OTHER, OTHER_ID, claim, pod, slice_of
+from .given import BDF, DEVICES, ID, OTHER, OTHER_ID, claim, junk_annotations, pod, slice_of
 
 BY_BDF = {device.gpu.bdf: device for device in DEVICES}
 TO = "hami.io/amd-devices-to-allocate"
@@ -89,3 +93,12 @@ def test_a_pod_without_claims_is_somebody_elses() -> None:
     owed = settle(one, [], False, BY_BDF)
     assert owed.annotations == {}
     assert not owed.unlock
+
+
+@given(junk_annotations(), st.booleans(), st.booleans())
+def test_nothing_in_a_pods_annotations_breaks_what_it_is_owed(
+    junk: dict[str, str], failed: bool, served: bool
+) -> None:
+    slices = [slice_of()] if served else []
+    owed = settle(pod(**{"devices": ONE, **junk}), slices, failed, BY_BDF)
+    json.dumps({"annotations": dict(owed.annotations)}).encode()
