@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import traceback
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -32,8 +33,10 @@ from enforcer.model import (
     LayerState,
     LedgerSource,
     PodCgroup,
+    Problem,
     Snapshot,
     Why,
+    about,
     pci_bdf,
 )
 from enforcer.orphans import Orphans, of_no_pod
@@ -61,7 +64,7 @@ if TYPE_CHECKING:
         Protection,
         Slice,
     )
-    from enforcer.plan import Action
+    from enforcer.plan import Action, Outcome
 
 _log = logging.getLogger(__name__)
 
@@ -140,7 +143,8 @@ class Enforcer:
         self._ill = HealthFile(roots.run / "ringfence" / _ILL, self.health)
         self._ill.read()
         self._records: dict[str, runtime.ContainerRecord] = {}
-        self._reported: frozenset[str] = frozenset()
+        self._reported: Mapping[str, str] = {}
+        self._mistake = ""
         self._changed = threading.Condition()
         self._asked = 0
         self._passed: _Pass | None = None
@@ -179,13 +183,21 @@ class Enforcer:
         What is in the kernel holds, and the next pass starts from the whole state again.
         """
         try:
-            return self.run_pass()
-        except Exception:
-            _log.exception(
-                "a pass failed: limits stay in force, but new containers wait until one succeeds; "
-                "report it with what follows"
-            )
+            passed = self.run_pass()
+        except Exception as error:
+            # Where, as there can be a number in the message.
+            mistake = str(traceback.extract_tb(error.__traceback__)[-1:])
+            if mistake != self._mistake:
+                self._mistake = mistake
+                _log.exception(
+                    "a pass failed: limits stay in force, but new containers wait until one "
+                    "succeeds; report it with what follows"
+                )
             return None
+        if self._mistake:
+            self._mistake = ""
+            _log.info("a pass succeeded again")
+        return passed
 
     def snapshot(self) -> Snapshot | None:
         """The last pass; None before the first."""
@@ -318,7 +330,7 @@ class Enforcer:
             support=self._support(found),
             gpus=self._devices.gpus,
             containers=tuple(rows),
-            problems=tuple(problems),
+            problems=tuple(map(str, problems)),
             loads=self._devices.loads,
             pass_seconds=time.monotonic() - start,
             counters=self._kernel.counters(),
@@ -328,7 +340,7 @@ class Enforcer:
             orphaned=of_no_pod(readings.orphans, wanted, self._devices.gpus),
         )
         self._ill.write()
-        self._report(snapshot.problems)
+        self._report(problems)
         by_key = {one.key: one for one in held}
         with self._changed:
             self._passed = _Pass(number, by_key, wanted, found.owners, proven, snapshot)
@@ -405,7 +417,7 @@ class Enforcer:
         actions: list[Action] = [*kills, *(action for action, _ in corrections)]
         if found.root is not None and actions:
             problems.extend(
-                f"{outcome.action}: {outcome.why}: {outcome.detail}"
+                _unfit(outcome)
                 for outcome in apply(actions, self._kernel.maps, found.root)
                 if outcome.why not in (None, Why.VANISHED)
             )
@@ -521,9 +533,7 @@ class Enforcer:
             return protections(wanted, actual)
         outcomes = apply(actions, self._kernel.maps, found.root)
         problems.extend(
-            f"{outcome.action}: {outcome.why}: {outcome.detail}"
-            for outcome in outcomes
-            if outcome.why not in (None, Why.VANISHED)
+            _unfit(outcome) for outcome in outcomes if outcome.why not in (None, Why.VANISHED)
         )
         entries, _ = self._read_maps(problems)
         return protections(wanted, self._actual(wanted, found, entries, ledger), outcomes)
@@ -585,14 +595,21 @@ class Enforcer:
         except OSError as error:
             problems.append(f"{error}; some new containers are seen by the next pass only")
 
-    def _report(self, problems: tuple[str, ...]) -> None:
+    def _report(self, problems: Sequence[str]) -> None:
         """Log a problem when it comes and when it goes, not on every pass between."""
-        now = frozenset(problems)
-        for problem in sorted(now - self._reported):
+        before = self._reported
+        # As it was told first: what ends is found by its words.
+        now = {about(one): before.get(about(one), one) for one in reversed(problems)}
+        for problem in sorted(now[key] for key in now.keys() - before.keys()):
             _log.warning("%s", problem)
-        for problem in sorted(self._reported - now):
+        for problem in sorted(before[key] for key in before.keys() - now.keys()):
             _log.info("no longer: %s", problem)
         self._reported = now
+
+
+def _unfit(outcome: Outcome) -> Problem:
+    what = f"{outcome.action}: {outcome.why}"
+    return Problem(what, f"{what}: {outcome.detail}")
 
 
 def _empty(found: _Found, owner: Container | PodCgroup) -> bool:

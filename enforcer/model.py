@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+from typing import Self
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -433,6 +434,26 @@ class Incident:
     limit: int | None
     text: str
     """The last one in a sentence."""
+
+
+class Problem(str):
+    """A line about something that did not go right, with a number or a tenant's word in it.
+
+    The same problem can read otherwise in every pass; ``about`` tells it from others.
+    """
+
+    __slots__ = ("about",)
+    about: str
+
+    def __new__(cls, about: str, text: str) -> Self:
+        one = super().__new__(cls, text)
+        one.about = about
+        return one
+
+
+def about(problem: str) -> str:
+    """What tells a problem from others: ``Problem.about``, or the line itself."""
+    return problem.about if isinstance(problem, Problem) else problem
 
 
 @dataclass(frozen=True, slots=True)

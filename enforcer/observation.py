@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from enforcer.accounting import Processes
 from enforcer.host import drm, kfd, procs
 from enforcer.host.files import FileError
+from enforcer.model import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -35,26 +36,31 @@ def read_processes(
     pids: dict[str, set[int]] = {}
     for path in sorted(set(paths)):
         pids[path], unread = procs.pids(root / path)
-        problems.extend(unread)
+        problems.extend(Problem(f"/{path}: processes", line) for line in unread)
     clients: dict[int, list[drm.DrmClient]] = {}
     asked: dict[int, dict[str, int]] = {}
     activity: dict[int, dict[str, kfd.KfdActivity]] = {}
     bdfs = {gpu.kfd_id: gpu.bdf for gpu in gpus}
+    pod = f"/{min(pids, default='')}"
     every = sorted(set().union(*pids.values()))
     for done, pid in enumerate(every):
         if done >= _LEAST_PROCESSES and time.monotonic() > until:
+            what = f"{pod}: usage seen in some processes only"
             problems.append(
-                f"/{min(pids)}: usage seen in {done} of {len(every)} processes only: "
-                f"to look at all takes longer than {_MOST_SECONDS} s"
+                Problem(
+                    what,
+                    f"{pod}: usage seen in {done} of {len(every)} processes only: "
+                    f"to look at all takes longer than {_MOST_SECONDS} s",
+                )
             )
             break
         clients[pid], unread = drm.clients(roots.proc, [pid])
-        problems.extend(unread)
+        problems.extend(Problem(f"{pod}: DRM clients", line) for line in unread)
         try:
             sizes = kfd.process_vram(roots.sys, pid)
             doing = kfd.process_activity(roots.sys, pid) if sizes else {}
         except FileError as error:
-            problems.append(str(error))
+            problems.append(Problem(f"{pod}: KFD's counts", str(error)))
             continue
         asked[pid] = {}
         for gpu_id, size in sizes.items():

@@ -19,7 +19,7 @@ from enforcer.activity import Activities
 from enforcer.hookfiles import hooked
 from enforcer.host import dmem
 from enforcer.host.files import FileError, FileVanished
-from enforcer.model import LedgerSource, PodCgroup, pci_key
+from enforcer.model import LedgerSource, PodCgroup, Problem, pci_key
 from enforcer.observation import read_processes
 
 if TYPE_CHECKING:
@@ -144,9 +144,8 @@ class Sources:
             try:
                 used = self._hook.used(one)
             except LedgerError as error:
-                problems.append(
-                    f"hook of container {one.container} of {one.namespace}/{one.pod}: {error}"
-                )
+                what = f"hook of container {one.container} of {one.namespace}/{one.pod}"
+                problems.append(Problem(what, f"{what}: {error}"))
                 continue
             except ValueError:
                 continue  # said when its files could not be written
@@ -232,13 +231,15 @@ def _findings(
             else f"container {owner.name or owner.id} of {pods[owner.pod.uid]}"
         )
         if found.drift:
-            yield (
+            yield Problem(
+                f"{who} on {limit.bdf}: drift",
                 f"{who} on {limit.bdf}: the kernel counts {found.drift >> 20} MiB of VRAM more "
-                "than the ledger; the gate cannot hold what is not in its books"
+                "than the ledger; the gate cannot hold what is not in its books",
             )
         if found.escaped is not None and found.escaped > DRIFT_BOUND:
-            yield (
+            yield Problem(
+                f"{who} on {limit.bdf}: escaped",
                 f"{who} on {limit.bdf}: dmem does not charge {found.escaped >> 20} MiB of VRAM "
                 "that it holds, brought back by the driver after an eviction or older than its "
-                "dmem.max; only the gate holds it to its slice"
+                "dmem.max; only the gate holds it to its slice",
             )

@@ -159,7 +159,7 @@ def read_node(where: Place) -> Snapshot:
         support=_support(maps, regions, dmem_off, gpus),
         gpus=tuple(gpus),
         containers=tuple(rows),
-        problems=tuple(problems),
+        problems=tuple(map(str, problems)),
         loads=_loads(roots, gpus),
         counters=maps.counters,
         map_fill=maps.fill,

@@ -17,7 +17,7 @@ from enforcer.host.roots import Roots
 from enforcer.host.smi import SmiEvent, SmiKind
 from enforcer.layers import KernelLayers
 from enforcer.loop import Enforcer
-from enforcer.model import ContainerKind, DeviceTest, Layer, Share, Slice, Why
+from enforcer.model import ContainerKind, DeviceTest, Layer, Problem, Share, Slice, Why
 from enforcer.slices import hook_directory, write_checkpoint
 from tests.testbed.trees import (
     ContainerSpec,
@@ -528,3 +528,44 @@ def test_a_pass_over_a_full_node_takes_less_than_20_ms(tmp_path: Path, checkpoin
         enforcer.run_pass()
         taken.append(time.thread_time() - start)
     assert min(taken) < 0.020
+
+
+def test_a_problem_whose_number_changes_is_not_told_anew(
+    enforcer: Enforcer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    for size in (7, 9, 8):
+        enforcer._report((Problem("drift of a", f"a has {size} MiB"), f"b {size // 8}"))
+    enforcer._report(())
+    told = [record.message for record in caplog.records]
+    assert told == [
+        "a has 7 MiB",
+        "b 0",
+        "b 1",
+        "no longer: b 0",
+        "no longer: a has 7 MiB",
+        "no longer: b 1",
+    ]
+
+
+def test_a_pass_that_fails_again_and_again_is_told_once(
+    enforcer: Enforcer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO")
+    tries = iter(range(9))
+
+    def fail() -> None:
+        raise ValueError(f"try {next(tries)}")
+
+    def fail_elsewhere() -> None:
+        raise ValueError(f"try {next(tries)}")
+
+    for broken in (fail, fail, fail_elsewhere, fail_elsewhere):
+        with monkeypatch.context() as patched:
+            patched.setattr(enforcer, "run_pass", broken)
+            assert enforcer.try_pass() is None
+    assert caplog.text.count("a pass failed") == 2
+    assert caplog.text.count("Traceback") == 2
+    assert enforcer.try_pass() is not None
+    assert enforcer.try_pass() is not None
+    assert caplog.text.count("a pass succeeded again") == 1

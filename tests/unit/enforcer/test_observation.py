@@ -6,7 +6,7 @@ import pytest
 from enforcer import observation
 from enforcer.accounting import Observed, observe
 from enforcer.host.roots import Roots
-from enforcer.model import Gpu
+from enforcer.model import Gpu, about
 from enforcer.observation import read_processes
 from tests.testbed.trees import write_process
 
@@ -97,6 +97,10 @@ def test_a_pod_with_too_much_to_look_at_is_cut_short(
     found, (problem,) = read_processes(roots, roots.cgroup, ["pod"], [A])
     assert "/pod: usage seen in 64 of 65 processes only" in problem
     assert observe(found, "pod", A.bdf).kfd == 64 * MIB
+    _processes(roots, "pod", *pids, 999)
+    (again,) = read_processes(roots, roots.cgroup, ["pod"], [A])[1]
+    assert again != problem
+    assert about(again) == about(problem), "one more process is no news"
 
 
 def test_a_garbled_descriptor_costs_only_itself(roots: Roots) -> None:
@@ -105,4 +109,5 @@ def test_a_garbled_descriptor_costs_only_itself(roots: Roots) -> None:
     _descriptor(roots, 11, 4, _drm(7, 1024))
     found, (problem,) = read_processes(roots, roots.cgroup, ["pod"], [A])
     assert str(roots.proc / "11/fdinfo/3") in problem
+    assert "fdinfo" not in about(problem), "the next process has another"
     assert observe(found, "pod", A.bdf).drm == MIB

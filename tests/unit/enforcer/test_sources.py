@@ -23,6 +23,7 @@ from enforcer.model import (
     PodCgroup,
     Share,
     Slice,
+    about,
 )
 from enforcer.slices import hook_directory
 from enforcer.sources import Sources, charged
@@ -135,6 +136,10 @@ def test_what_dmem_lost_is_told_of_container_and_pod(node: Node) -> None:
         "container train of ns/p on 0000",
     ]
     assert all("does not charge 48 MiB" in problem for problem in problems)
+    node.holds(64 * MIB, 8 * MIB, 64 * MIB)
+    _, more = node.agree()
+    assert all("does not charge 56 MiB" in problem for problem in more)
+    assert list(map(about, more)) == list(map(about, problems)), "another size is no news"
 
 
 def test_a_little_that_dmem_lost_is_a_number_and_no_problem(node: Node) -> None:
@@ -149,6 +154,10 @@ def test_what_the_ledger_missed_is_told_until_it_is_gone(node: Node) -> None:
         found, problems = node.look(seconds)
         assert found == (0, 32 * MIB)
         assert "counts 32 MiB of VRAM more than the ledger" in problems[-1]
+    node.holds(64 * MIB, 64 * MIB, 31 * MIB)
+    _, more = node.agree()
+    assert "counts 33 MiB" in more[-1]
+    assert list(map(about, more)) == list(map(about, problems)), "another size is no news"
     node.holds(32 * MIB, 32 * MIB, 32 * MIB)
     assert node.look() == ((0, 0), [])
 
@@ -246,5 +255,5 @@ def test_books_that_a_container_garbled_are_unknown_and_told(node: Node) -> None
     (hook_directory(node.base, *SLICE.key) / "ledger/usage.v1").write_bytes(b"?")
     checked, (problem,) = node.see()
     assert checked[LIMITS[1].key].hook is None
-    assert "hook of container train of ns/p" in problem
+    assert about(problem) == "hook of container train of ns/p"
     assert "usage.v1" in problem
