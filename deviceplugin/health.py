@@ -68,12 +68,13 @@ class Offer:
         self._devices: tuple[Device, ...] = ()
         self._problems: tuple[str, ...] = ()
         self._version = 0
+        self._trouble = ""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="inventory", daemon=True)
 
     def start(self) -> None:
         """Look once, then keep looking."""
-        self.look()
+        self._try_look()
         self._thread.start()
 
     def stop(self) -> None:
@@ -130,10 +131,19 @@ class Offer:
 
     def _run(self) -> None:
         while not self._stopping.wait(self._pause()):
-            try:
-                self.look()
-            except OSError as error:
+            self._try_look()
+
+    def _try_look(self) -> None:
+        try:
+            self.look()
+        except OSError as error:
+            if str(error) != self._trouble:
+                self._trouble = str(error)
                 _log.warning("inventory: %s; the last one stays", error)
+        else:
+            if self._trouble:
+                self._trouble = ""
+                _log.info("inventory: it can be read again")
 
     def _pause(self) -> float:
         return min(_SOON_SECONDS, self._seconds) if self._soon() else self._seconds

@@ -98,6 +98,7 @@ class Reaper(Follower):
         self._whole = whole
         self._looked = float("-inf")
         self._recovered = False
+        self._trouble = ""
 
     def recover(self) -> bool:
         """Find lost slices once pods, GPUs and kubelet's record are known; False before that.
@@ -166,5 +167,11 @@ class Reaper(Follower):
             self.reap()
             self._checkpoint.flush()
         except (ApiServerError, OSError) as error:
-            _log.warning("the slices stay as they are for now: %s", error)
+            if str(error) != self._trouble:
+                self._trouble = str(error)
+                _log.warning("the slices stay as they are for now: %s", error)
+        else:
+            if self._trouble:
+                self._trouble = ""
+                _log.info("the slices follow what runs again")
         return _EVERY_SECONDS

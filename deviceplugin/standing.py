@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 FILE = "registration.json"
@@ -40,21 +41,24 @@ class Standings:
         self._path = path
         self._told: dict[str, tuple[State, str, str]] = {}
         self._telling = threading.Lock()
+        self._trouble = ""
 
     def tell(self, resource: str, state: State, why: str = "") -> None:
-        """Write it down where it is news. A file that cannot be written is only logged."""
+        """Write it down where it is news. One that fails is tried again by the next call."""
         with self._telling:
             known = self._told.get(resource)
             if known is not None and known[:2] == (state, why):
                 return
-            self._told[resource] = state, why, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            self._write()
+            now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            told = {**self._told, resource: (state, why, now)}
+            if self._write(told):
+                self._told = told
 
-    def _write(self) -> None:
+    def _write(self, told: Mapping[str, tuple[State, str, str]]) -> bool:
         text = json.dumps(
             {
                 resource: {"state": state.value, "why": why, "since": since}
-                for resource, (state, why, since) in sorted(self._told.items())
+                for resource, (state, why, since) in sorted(told.items())
             },
             indent=1,
         )
@@ -63,4 +67,9 @@ class Standings:
             new.write_text(f"{text}\n")
             new.replace(self._path)
         except OSError as error:
-            _log.warning("%s: what doctor would read cannot be written: %s", self._path, error)
+            if str(error) != self._trouble:
+                self._trouble = str(error)
+                _log.warning("%s: what doctor would read cannot be written: %s", self._path, error)
+            return False
+        self._trouble = ""
+        return True

@@ -81,6 +81,7 @@ class Site:
         self._node = node
         self._version = version
         self._token = token
+        self._trouble = ""
         self._metrics = _Written(self._write_metrics)
         self._page = _Written(self._write_page) if with_page else None
 
@@ -103,8 +104,14 @@ class Site:
         try:
             expected = self._token.read_bytes().strip()
         except OSError as error:
-            _log.error("metrics: token cannot be read, nobody is admitted: %s", error)
+            # Said once: anybody can ask, as often as he likes.
+            if str(error) != self._trouble:
+                self._trouble = str(error)
+                _log.error("metrics: token cannot be read, nobody is admitted: %s", error)
             return False
+        if self._trouble:
+            self._trouble = ""
+            _log.info("metrics: the token can be read again")
         given = _given(authorization)
         return bool(expected) and given is not None and hmac.compare_digest(given, expected)
 

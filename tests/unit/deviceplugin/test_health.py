@@ -13,6 +13,8 @@ from .given import BDF, OTHER, device, gpu
 if TYPE_CHECKING:
     import pytest
 
+    from enforcer.model import Gpu
+
 
 def terms() -> tuple[Terms, tuple[str, ...]]:
     return Terms(), ()
@@ -88,3 +90,30 @@ def test_a_gpu_is_unhealthy_by_its_own_key_or_by_its_address() -> None:
         offer.look()
         assert [one.why for one in offer.devices] == why
         assert [one.healthy for one in offer.devices] == [not one for one in why]
+
+
+def test_an_inventory_that_cannot_be_read_is_told_once_also_at_the_start(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    broken = threading.Event()
+    broken.set()
+    looks = threading.Semaphore(0)
+
+    def read() -> tuple[list[Gpu], list[str]]:
+        looks.release()
+        if broken.is_set():
+            raise PermissionError(13, "Permission denied", "/sys")
+        return [gpu()], []
+
+    offer = Offer(read, terms, 0.01, lambda: None)
+    offer.start()
+    for _ in range(4):
+        looks.acquire()
+    broken.clear()
+    for _ in range(3):
+        looks.acquire()
+    offer.stop()
+    assert [one.gpu.bdf for one in offer.devices] == [BDF]
+    assert caplog.text.count("the last one stays") == 1
+    assert caplog.text.count("it can be read again") == 1

@@ -6,12 +6,18 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pytest
+from kubernetes import client
 
-from deviceplugin.reap import gone_pods
+from deviceplugin.apiserver import ApiServer
+from deviceplugin.checkpoint import Checkpoint
+from deviceplugin.pods import PodCache
+from deviceplugin.reap import Reaper, gone_pods
 
 from .given import BDF, CREATED, pod, slice_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from deviceplugin.podresources import PodDevices
 
 LATER = datetime.fromisoformat(CREATED) + timedelta(minutes=1)
@@ -76,3 +82,27 @@ def test_the_slice_of_a_replaced_pod_goes_and_its_successors_stays() -> None:
     old = replace(SLICE, pod_uid="uid-before", device_ids=(f"{BDF}#1",))
     now = datetime.now(UTC)
     assert gone_pods([old, SLICE], ALIVE, HELD, now) == [("uid-before", "default", "pod")]
+
+
+def test_what_keeps_it_from_its_work_is_told_when_it_begins_changes_and_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr("deviceplugin.reap._PAUSE_SECONDS", 0.0)
+    api = ApiServer(client.ApiClient(), "node")
+    checkpoint = Checkpoint(tmp_path / "slices.json")
+    reaper = Reaper(api, PodCache(api), checkpoint, lambda: None, lambda: ())
+    troubles = iter(["no space left", "no space left", "read-only", None, None])
+
+    def flush() -> None:
+        if (trouble := next(troubles)) is not None:
+            raise OSError(trouble)
+
+    monkeypatch.setattr(checkpoint, "flush", flush)
+    for _ in range(5):
+        reaper.work()
+    assert [record.message for record in caplog.records] == [
+        "the slices stay as they are for now: no space left",
+        "the slices stay as they are for now: read-only",
+        "the slices follow what runs again",
+    ]

@@ -34,3 +34,16 @@ def test_a_file_that_cannot_be_written_stops_nothing(
     path = tmp_path / "none" / "registration.json"
     Standings(path).tell("amd.com/gpu", State.WAITING, "no kubelet")
     assert str(path) in caplog.text
+
+
+def test_a_file_that_could_not_be_written_is_told_once_and_written_when_it_can(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "state" / "registration.json"
+    standings = Standings(path)
+    for _ in range(3):
+        standings.tell("amd.com/gpu", State.REGISTERED)
+    assert caplog.text.count("cannot be written") == 1
+    path.parent.mkdir()
+    standings.tell("amd.com/gpu", State.REGISTERED)
+    assert json.loads(path.read_text())["amd.com/gpu"]["state"] == "registered"

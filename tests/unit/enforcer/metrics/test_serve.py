@@ -213,6 +213,23 @@ def test_a_token_that_is_not_there_admits_nobody(tmp_path: Path, content: str | 
     assert not any(made.admits(header) for header in ("", "Bearer ", "Bearer x", basic("")))
 
 
+def test_a_token_that_cannot_be_read_is_told_once_whoever_asks(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    token = tmp_path / "token"
+    made = site(token=token)
+    for _ in range(5):
+        assert not made.admits("Bearer x")
+    assert caplog.text.count("nobody is admitted") == 1
+    token.write_text("x")
+    assert made.admits("Bearer x")
+    assert "the token can be read again" in caplog.text
+    token.unlink()
+    assert not made.admits("Bearer x")
+    assert caplog.text.count("nobody is admitted") == 2
+
+
 def test_who_leaves_early_or_says_nothing_harms_nobody(unused_port: int) -> None:
     with served(unused_port, site()) as connection:
         idle = [socket.create_connection(("127.0.0.1", unused_port)) for _ in range(8)]
