@@ -267,7 +267,9 @@ def unpack_usage(
 def pack_cu_mask(mask: CuMask) -> bytes:
     """A value of ``cu_masks``. Raises ValueError for CUs no driver's mask has a bit for."""
     if not 0 <= mask.cus < 1 << MAX_CUS:
-        raise ValueError(f"CUs {mask.cus:#x}: expected a bit mask of at most {MAX_CUS} CUs")
+        raise ValueError(
+            f"expected a mask of at most {MAX_CUS} CUs, found {mask.cus.bit_length()} bits"
+        )
     words = (mask.cus >> shift & 0xFFFFFFFF for shift in range(0, MAX_CUS, 32))
     return CU_MASK.pack(*words, int(mask.enforced), 0)
 

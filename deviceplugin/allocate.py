@@ -103,7 +103,8 @@ def _device(turn: Turn, share: DeviceShare, devices: Sequence[Device]) -> Device
     if device is None:
         known = ", ".join(device.id for device in devices) or "none"
         raise turn.refuse(
-            f"annotation {TO_ALLOCATE}: expected a GPU of this node ({known}), found {share.id!r}"
+            f"annotation {TO_ALLOCATE}: expected a GPU of this node ({known}), "
+            f"found {share.id[:80]!r}"
         )
     if not device.healthy:
         raise turn.refuse(

@@ -104,7 +104,7 @@ class ApiServer:
             raise _refused(what, response.status, text)
         try:
             answer = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ApiServerError(what, f"expected JSON, found {error}") from error
         if not isinstance(answer, dict):
             raise ApiServerError(what, f"expected an object, found {type(answer).__name__}")
@@ -128,8 +128,11 @@ class ApiServer:
             if response.status != 200:
                 raise _refused(what, response.status, response.read())
             for line in _lines(response.stream(1 << 16)):
-                yield json.loads(line)
-        except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+                event = json.loads(line)
+                if not isinstance(event, dict) or not isinstance(event.get("object"), dict):
+                    raise ValueError(f"expected an event with its object, found {line[:80]!r}")
+                yield event
+        except (urllib3.exceptions.HTTPError, OSError, ValueError, RecursionError) as error:
             raise ApiServerError(what, f"broke off: {error}") from error
         finally:
             response.close()
@@ -140,7 +143,11 @@ class ApiServer:
         settings = self._api.configuration
         headers = {"Accept": "application/json", "User-Agent": "ringfence"}
         # Asked for every time: it is where a rotated service account token is read again.
-        for credential in settings.auth_settings().values():
+        try:
+            credentials = settings.auth_settings().values()
+        except (OSError, config.ConfigException) as error:
+            raise ApiServerError(what, f"no credentials: {error}") from error
+        for credential in credentials:
             if credential["in"] == "header" and credential["value"]:
                 headers[credential["key"]] = credential["value"]
         content = None
@@ -188,7 +195,7 @@ def _refused(what: str, status: int, body: bytes | str) -> ApiServerError:
     text = body.decode(errors="replace") if isinstance(body, bytes) else str(body)
     try:
         message = json.loads(text).get("message", text)
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         message = text
     return ApiServerError(what, f"refused with {status}: {str(message)[:500]}", status)
 

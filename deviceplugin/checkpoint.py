@@ -64,8 +64,13 @@ class Checkpoint:
         if problems:
             # The next write leaves the bad entries out, so keep them for whoever looks.
             aside = self._path.with_name(f"{self._path.name}.bad-{int(time.time())}")
-            aside.write_bytes(self._path.read_bytes())
-            self._complain([f"{problem}; the file is kept as {aside}" for problem in problems])
+            try:
+                aside.write_bytes(self._path.read_bytes())
+                kept = f"the file is kept as {aside}"
+            except OSError as error:
+                # A full disk is no reason to leave a node without its GPUs.
+                kept = f"the file could not be kept: {error}"
+            self._complain([f"{problem}; {kept}" for problem in problems])
         return slices
 
     def _read_flushed(self, problem: str) -> list[Slice]:

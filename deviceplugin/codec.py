@@ -31,6 +31,8 @@ PHASE_FAILED = "failed"
 _T = TypeVar("_T")
 _INT32 = range(-(1 << 31), 1 << 31)
 _INTEGER = re.compile(r"[+-]?[0-9]{1,10}", re.ASCII)
+_CU = re.compile(r"[0-9]{1,5}", re.ASCII)
+_LONGEST = 80
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d)(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 
 
@@ -95,10 +97,10 @@ def _decode_device(number: int, text: str) -> DeviceShare:
     fields = text.split(",")
     if len(fields) < 4:
         raise AnnotationError(
-            f"entry {number}: expected id,type,MiB,CUs, found {len(fields)} fields in {text!r}"
+            f"entry {number}: expected id,type,MiB,CUs, found {len(fields)} fields in {_cut(text)}"
         )
     if not fields[0]:
-        raise AnnotationError(f"entry {number}: expected a device id, found none in {text!r}")
+        raise AnnotationError(f"entry {number}: expected a device id, found none in {_cut(text)}")
     return DeviceShare(
         id=fields[0],
         type=fields[1],
@@ -109,8 +111,13 @@ def _decode_device(number: int, text: str) -> DeviceShare:
 
 def _decode_int32(number: int, what: str, text: str) -> int:
     if _INTEGER.fullmatch(text) is None or int(text) not in _INT32:
-        raise AnnotationError(f"entry {number}: expected the {what}, found {text!r}")
+        raise AnnotationError(f"entry {number}: expected the {what}, found {_cut(text)}")
     return int(text)
+
+
+def _cut(text: str) -> str:
+    """As it is shown: an annotation can be 256 KiB long, an answer to kubelet 8."""
+    return f"{text[:_LONGEST]!r}{'...' * (len(text) > _LONGEST)}"
 
 
 def _encode_device(device: DeviceShare) -> str:
@@ -189,7 +196,7 @@ def decode_register(text: str) -> tuple[RegisteredGpu, ...]:
     """What ``encode_register`` wrote, read as HAMi reads it: a missing member is its zero."""
     try:
         items = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise AnnotationError(f"{NODE_REGISTER}: expected JSON, found {error}") from error
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         raise AnnotationError(f"{NODE_REGISTER}: expected an array of objects, found {text[:80]!r}")
@@ -199,7 +206,9 @@ def decode_register(text: str) -> tuple[RegisteredGpu, ...]:
 def _register_gpu(item: Mapping[str, object]) -> RegisteredGpu:
     custom = item.get("custominfo", {})
     if not isinstance(custom, dict):
-        raise AnnotationError(f"{NODE_REGISTER}: custominfo: expected an object, found {custom!r}")
+        raise AnnotationError(
+            f"{NODE_REGISTER}: custominfo: expected an object, found {type(custom).__name__}"
+        )
     return RegisteredGpu(
         id=_member(item, "id", ""),
         index=_member(item, "index", 0),
@@ -222,7 +231,7 @@ def _member(item: Mapping[str, object], name: str, zero: _T) -> _T:
     value = item.get(name, zero)
     if type(value) is not type(zero):
         raise AnnotationError(
-            f"{NODE_REGISTER}: {name}: expected {type(zero).__name__}, found {value!r}"
+            f"{NODE_REGISTER}: {name}: expected {type(zero).__name__}, found {type(value).__name__}"
         )
     return value
 
@@ -251,11 +260,13 @@ def decode_cus(text: str, count: int) -> frozenset[int]:
     cus: set[int] = set()
     for part in text.replace(" ", "").split(","):
         bounds = part.split("-")
-        if len(bounds) > 2 or not all(bound.isascii() and bound.isdigit() for bound in bounds):
-            raise AnnotationError(f"CU list {text!r}: expected a number or a-b, found {part!r}")
+        if len(bounds) > 2 or not all(map(_CU.fullmatch, bounds)):
+            raise AnnotationError(
+                f"CU list {_cut(text)}: expected a number or a-b, found {_cut(part)}"
+            )
         first, last = int(bounds[0]), int(bounds[-1])
         if first > last or last >= count:
-            raise AnnotationError(f"CU list {text!r}: {part!r} is not within 0-{count - 1}")
+            raise AnnotationError(f"CU list {_cut(text)}: {part} is not within 0-{count - 1}")
         cus.update(range(first, last + 1))
     return frozenset(cus)
 
@@ -283,7 +294,7 @@ def decode_lock(text: str) -> NodeLock:
     fields = text.split(",")
     if len(fields) not in {1, 3} or not all(fields):
         raise AnnotationError(
-            f"{NODE_LOCK}: expected a time, or time,namespace,pod; found {text!r}"
+            f"{NODE_LOCK}: expected a time, or time,namespace,pod; found {_cut(text)}"
         )
     match = _TIME.fullmatch(fields[0])
     try:
@@ -293,7 +304,7 @@ def decode_lock(text: str) -> NodeLock:
         time = datetime.fromisoformat(f"{match[1]}{fraction}{match[3]}".upper())
     except ValueError:
         raise AnnotationError(
-            f"{NODE_LOCK}: expected an RFC 3339 time, found {fields[0]!r}"
+            f"{NODE_LOCK}: expected an RFC 3339 time, found {_cut(fields[0])}"
         ) from None
     return NodeLock(time, (fields[1], fields[2]) if len(fields) == 3 else None)
 

@@ -3,12 +3,18 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+import traceback
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from deviceplugin.pods import PodCache
+
+_MISTAKE_SECONDS = 5.0
+
+_log = logging.getLogger(__name__)
 
 
 class Follower(ABC):
@@ -34,6 +40,25 @@ class Follower(ABC):
         self._thread.join(timeout=10)
 
     def _run(self) -> None:
+        mistake = ""
         while not self._stopping.is_set():
             seen = self._cache.version
-            self._cache.wait_change(seen, self.work())
+            try:
+                pause = self.work()
+            except Exception as error:
+                # It starts from the whole state each time. A process that ended by it would end
+                # again at every start, and its node would have no GPU for any pod.
+                # Where, as there can be a number in the message.
+                place = str(traceback.extract_tb(error.__traceback__)[-1:])
+                if place != mistake:
+                    mistake = place
+                    _log.exception(
+                        "%s: a mistake in it; trying again, report it with what follows",
+                        self._thread.name,
+                    )
+                self._stopping.wait(_MISTAKE_SECONDS)
+                continue
+            if mistake:
+                mistake = ""
+                _log.info("%s: works again", self._thread.name)
+            self._cache.wait_change(seen, pause)

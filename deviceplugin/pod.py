@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
@@ -17,9 +18,13 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
+MALFORMED = (KeyError, TypeError, AttributeError, ValueError)
+"""What parsing raises for what is no object of its kind."""
+
 _PREFIXES = ("hami.io/", "ringfence.io/")
 _PRIORITY = "AMD_TASK_PRIORITY"
 """What HAMi's webhook makes of ``amd.com/priority``."""
+_COUNT = re.compile(r"[0-9]{1,10}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +147,7 @@ def count_of(node: Node | None, resource: str) -> Count | None:
     if node is None:
         return None
     _, allocatable = node.capacity.get(resource, ("", ""))
-    if not (allocatable.isascii() and allocatable.isdigit()):
+    if _COUNT.fullmatch(allocatable) is None:
         return None
     return Count(int(allocatable), node.reported)
 
@@ -152,7 +157,7 @@ def _reported(status: Json) -> float:
         if condition.get("type") == "Ready":
             try:
                 return datetime.fromisoformat(condition["lastHeartbeatTime"]).timestamp()
-            except (KeyError, TypeError, ValueError):
+            except (KeyError, TypeError, ValueError, OverflowError):
                 break
     return 0.0
 
@@ -160,7 +165,11 @@ def _reported(status: Json) -> float:
 def _annotations(metadata: Json) -> Mapping[str, str]:
     annotations = metadata.get("annotations") or {}
     return MappingProxyType(
-        {key: value for key, value in annotations.items() if key.startswith(_PREFIXES)}
+        {
+            key: value
+            for key, value in annotations.items()
+            if key.startswith(_PREFIXES) and isinstance(value, str)
+        }
     )
 
 
@@ -206,4 +215,4 @@ def _priority(container: Json) -> int | None:
 def _count(quantity: str) -> int:
     # The API server stores extended resources as canonical integers; "2k" is the only spelling
     # left, and no node has that many slots.
-    return int(quantity) if quantity.isascii() and quantity.isdigit() else 0
+    return int(quantity) if _COUNT.fullmatch(quantity) else 0

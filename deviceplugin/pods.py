@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 from deviceplugin.apiserver import GONE, ApiServerError
-from deviceplugin.pod import Node, Pod, parse_node, parse_pod
+from deviceplugin.pod import MALFORMED, Node, Pod, parse_node, parse_pod
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,8 +23,7 @@ _RETRY_SECONDS = (0.5, 15.0)
 """Shortest and longest pause before the API server is asked again."""
 _REMEMBERED = 1000
 """UIDs of deleted pods."""
-_MALFORMED = (KeyError, TypeError, AttributeError)
-"""What parsing raises for what is no object of its kind."""
+_NUMBER = re.compile(r"[0-9]{1,20}")
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +38,7 @@ class PodCache:
         self._deleted: dict[str, None] = {}
         self._node: Node | None = None
         self._version = 0
+        self._nonsense = ""
         self._watches = (
             _Watch("watch-pods", api.list_pods, api.watch_pods, self._list_pods, self._pod_event),
             _Watch(
@@ -123,7 +124,7 @@ class PodCache:
         """Take in the node read or patched elsewhere, unless the cache knows a newer one."""
         try:
             parsed = parse_node(node)
-        except _MALFORMED as error:
+        except MALFORMED as error:
             raise ApiServerError("node", f"expected a node object, found {error!r}") from error
         with self._changed:
             if _newer(parsed, self._node):
@@ -134,8 +135,18 @@ class PodCache:
     def _parse(self, pod: Json) -> Pod:
         try:
             return parse_pod(pod)
-        except _MALFORMED as error:
+        except MALFORMED as error:
             raise ApiServerError("pod", f"expected a pod object, found {error!r}") from error
+
+    def _parse_or_skip(self, item: Json) -> Pod | None:
+        """None for one that makes no sense, which must not keep the others from being known."""
+        try:
+            return self._parse(item)
+        except ApiServerError as error:
+            if str(error) != self._nonsense:
+                self._nonsense = str(error)
+                _log.warning("%s; it is left out", error)
+            return None
 
     def _touch(self) -> None:
         self._version += 1
@@ -160,7 +171,8 @@ class PodCache:
 
     def _list_pods(self, answer: Json) -> None:
         version = _version(answer)
-        listed = [self._parse(item) for item in answer.get("items") or []]
+        parsed = [self._parse_or_skip(item) for item in answer.get("items") or []]
+        listed = [pod for pod in parsed if pod is not None]
         uids = {pod.uid for pod in listed}
         with self._changed:
             # A watch may have told more than this list knows: newer pods stay.
@@ -180,7 +192,9 @@ class PodCache:
             self.absorb_node(item)
 
     def _pod_event(self, kind: str, item: Json) -> None:
-        pod = self._parse(item)
+        pod = self._parse_or_skip(item)
+        if pod is None:
+            return
         with self._changed:
             known = self._pods.get((pod.namespace, pod.name))
             if kind == "DELETED":
@@ -204,7 +218,7 @@ def _newer(one: Pod | Node, known: Pod | Node | None) -> bool:
 
 def _later(one: str, other: str) -> bool:
     """True if a resource version is later than another; of those that are no numbers, any is."""
-    if all(version.isascii() and version.isdigit() for version in (one, other)):
+    if all(map(_NUMBER.fullmatch, (one, other))):
         return int(one) > int(other)
     return one != other
 
@@ -212,7 +226,7 @@ def _later(one: str, other: str) -> bool:
 def _version(item: Json) -> str:
     try:
         return str(item["metadata"]["resourceVersion"])
-    except _MALFORMED as error:
+    except MALFORMED as error:
         raise ApiServerError("answer", f"expected a resource version, found {error!r}") from error
 
 

@@ -156,7 +156,7 @@ def _shares(
     for one in entry:
         device = find_device(devices, one.id)
         if device is None:
-            raise AnnotationError(f"expected a GPU of this node, found {one.id!r}")
+            raise AnnotationError(f"expected a GPU of this node, found {one.id[:80]!r}")
         if one.mib <= 0:
             raise AnnotationError(f"expected memory in MiB, found {one.mib}")
         pairs.append((one, device))
@@ -180,7 +180,7 @@ def _recorded_cus(pod: Pod, device: Device, booked: int) -> str | None:
     try:
         recorded = json.loads(pod.annotations.get(CU_ALLOCATED, "{}"))
         cus = decode_cus(recorded[device.id], device.gpu.cu_count)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     layout = layout_of(device.gpu)
     text = encode_cus(cus)

@@ -60,7 +60,7 @@ _NOT_THERE = frozenset({None, Why.VANISHED, Why.NO_CONTROLLER, Why.NO_REGION})
 
 
 class GateMaps(Protocol):
-    """The gate's maps of limits and usage. All methods raise BpfError."""
+    """The gate's maps of limits and usage. All raise BpfError, ValueError for what does not fit."""
 
     def limits(self) -> Mapping[tuple[int, int], int | None]: ...
 
@@ -161,7 +161,7 @@ def _write_gate(
                 gate.delete_usage(cgroup_id, gpu)
             case ForgetUsage(cgroup_id, gpu):
                 gate.forget(cgroup_id, gpu)
-    except (BpfError, OSError) as error:
+    except (BpfError, OSError, ValueError) as error:
         return Outcome(action, _why(error), str(error))
     return Outcome(action)
 

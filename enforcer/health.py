@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from enforcer.host.smi import SmiKind
-from enforcer.model import GpuHealth
+from enforcer.model import GpuHealth, pci_bdf, pci_key
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -31,6 +32,7 @@ GONE = "not there any more"
 _RECOVERED = "none"
 """``WEDGED=`` of a GPU that needs nothing: the driver has reset it."""
 _LONGEST = 200
+_PID_DIGITS = 8
 _RESET_SECONDS = 10.0
 _GONE_SECONDS = 3600.0
 """Long enough to be told of one that nobody took out, and to reload the driver."""
@@ -194,16 +196,16 @@ class Health:
         """Take over from a predecessor. Raises ValueError for what ``encode`` did not write."""
         try:
             states = {
-                str(bdf): _State(
+                pci_bdf(pci_key(bdf)): _State(
                     instance=int(one["instance"]),
-                    since=float(one["since"]),
+                    since=_finite(one["since"]),
                     resetting=frozenset(int(kfd_id) for kfd_id in one["resetting"]),
-                    cause=str(one["cause"]),
-                    wedged=str(one["wedged"]),
+                    cause=_short(one["cause"]),
+                    wedged=_short(one["wedged"]),
                 )
                 for bdf, one in json.loads(text)["ill"].items()
             }
-        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError(f"expected the health of GPUs, found {error!r}") from None
         with self._lock:
             self._states = states
@@ -223,6 +225,7 @@ class HealthFile:
         self._path = path
         self._health = health
         self._written = health.encode()
+        self._trouble = ""
 
     def read(self) -> None:
         """Take over from a predecessor, if there was one."""
@@ -235,22 +238,33 @@ class HealthFile:
         self._written = self._health.encode()
 
     def write(self) -> None:
-        """Bring the file up to date."""
+        """Bring the file up to date; what cannot be written is tried again the next time."""
         text = self._health.encode()
         if text == self._written:
             return
-        self._written = text
         new = self._path.with_suffix(".new")
         try:
             self._path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             new.write_text(text)
             new.replace(self._path)
         except OSError as error:
-            _log.warning("%s: %s; a new enforcer will not know", self._path, error.strerror)
+            if str(error) != self._trouble:
+                self._trouble = str(error)
+                _log.warning("%s: %s; a new enforcer will not know", self._path, error.strerror)
+            return
+        self._written, self._trouble = text, ""
+
+
+def _finite(number: object) -> float:
+    """JSON as Python reads it has NaN and Infinity."""
+    value = float(number)  # type: ignore[arg-type]  # what is none raises
+    if not math.isfinite(value):
+        raise ValueError(f"expected Unix seconds, found {value}")
+    return value
 
 
 def _is_hexadecimal(text: str) -> bool:
-    return bool(text) and all(char in "0123456789abcdefABCDEF" for char in text)
+    return 0 < len(text) <= _PID_DIGITS and all(char in "0123456789abcdefABCDEF" for char in text)
 
 
 def _short(text: str) -> str:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _SLICE = "slice"
 _LEDGER = "ledger"
+_MOST_BYTES = 1 << 50
+"""More than any GPU has; a container can write what it likes."""
 
 Key = tuple[str, str]
 """Pod UID and container name."""
@@ -138,7 +140,12 @@ class HookFiles:
         for key in sorted({*self._written, *strays}):
             if key in kept or key[0] in alive:
                 continue
-            directory = hook_directory(self._base, *key)
+            try:
+                directory = hook_directory(self._base, *key)
+            except ValueError:
+                # No slice has such a name, so it is not one of ours.
+                strays.discard(key)
+                continue
             try:
                 _remove(directory)
             except OSError as error:
@@ -171,7 +178,15 @@ class HookFiles:
                     f"{ledger.LEDGER_BYTES}, so that it cannot fill the node's {self._base}"
                 )
         found = ledger.read_ledger(directory)
-        return None if found is None else {gpu: found.used(gpu) for gpu in gpus}
+        if found is None:
+            return None
+        used = {gpu: found.used(gpu) for gpu in gpus}
+        if max(used.values(), default=0) > _MOST_BYTES:
+            raise ledger.LedgerError(
+                f"{path}: expected at most {_MOST_BYTES} bytes of a GPU, found {used}: a process "
+                "of the container wrote what it does not hold"
+            )
+        return used
 
     def _write(self, one: Slice, content: SliceFile) -> None:
         # For every slice in every pass: text, as building paths is most of the work.

@@ -216,5 +216,5 @@ def _keep(known: dict[str, ImageLibc], key: str, found: ImageLibc) -> None:
 def _has_entries(directory: Path) -> bool:
     try:
         return next(directory.iterdir(), None) is not None
-    except OSError:
+    except (OSError, ValueError):
         return False

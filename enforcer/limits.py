@@ -115,8 +115,9 @@ def cu_bits(ids: str) -> int:
     bits = 0
     for part in ids.split(","):
         first, dash, last = part.partition("-")
-        for number in range(int(first), int(last if dash else first) + 1):
-            bits |= 1 << number
+        start, end = int(first), int(last if dash else first) + 1
+        if start < end:
+            bits |= (1 << end) - (1 << start)
     return bits
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import reprlib
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from enforcer.model import ContainerKind, Share, Slice, pci_key
@@ -28,9 +30,12 @@ _Item = TypeVar("_Item")
 
 # The pod UID becomes part of a cgroup path, the rest of messages and metric labels.
 _UID = _NAME = re.compile(r"[0-9a-zA-Z][0-9a-zA-Z_.-]{0,252}")
-_CREATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|\+00:00)")
-_CUS = re.compile(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*")
-_MAX_BYTES = 1 << 62
+_CREATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|\+00:00)", re.ASCII)
+_CUS = re.compile(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*", re.ASCII)
+_MAX_BYTES = 1 << 50
+"""More than a GPU has, and little enough for the sums of all slices to stay within 64 bits."""
+_DEEPEST, _LONGEST = 3, 80
+"""Of what is shown of an entry that is left out."""
 _KEEPING = "keeping the slices known before"
 
 
@@ -97,7 +102,7 @@ def decode(text: str) -> tuple[list[Slice], list[str]]:
         raise CheckpointError(f"expected JSON, found: {error}") from None
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         found = document.get("schema") if isinstance(document, dict) else type(document).__name__
-        raise CheckpointError(f"expected an object with schema {SCHEMA}, found {found!r}")
+        raise CheckpointError(f"expected an object with schema {SCHEMA}, found {_shown(found)}")
     entries = document.get("slices")
     if not isinstance(entries, list):
         raise CheckpointError(f"slices: expected a list, found {type(entries).__name__}")
@@ -238,19 +243,19 @@ def _slice(entry: object, where: str) -> Slice:
         raise _Bad(f"{where}.shares: expected at least one, found none")
     priority = fields.get("priority")
     if priority is not None and (type(priority) is not int or priority not in {0, 1}):
-        raise _Bad(f"{where}.priority: expected 0, 1 or null, found {priority!r}")
+        raise _Bad(f"{where}.priority: expected 0, 1 or null, found {_shown(priority)}")
     kind = _string(fields, "kind", where)
     if kind not in tuple(ContainerKind):
-        raise _Bad(f"{where}.kind: expected {', '.join(ContainerKind)}, found {kind!r}")
+        raise _Bad(f"{where}.kind: expected {', '.join(ContainerKind)}, found {_shown(kind)}")
     return Slice(
         pod_uid=_string(fields, "pod_uid", where, _UID),
-        namespace=_string(fields, "namespace", where),
-        pod=_string(fields, "pod", where),
-        container=_string(fields, "container", where),
+        namespace=_string(fields, "namespace", where, _NAME),
+        pod=_string(fields, "pod", where, _NAME),
+        container=_string(fields, "container", where, _NAME),
         kind=ContainerKind(kind),
         device_ids=_list(fields, "device_ids", where, _device_id),
         shares=shares,
-        created=_string(fields, "created", where, _CREATED),
+        created=_created(fields, where),
         oversubscribe=_flag(fields, "oversubscribe", where),
         hook=_flag(fields, "hook", where) if "hook" in fields else None,
         priority=priority,
@@ -269,26 +274,42 @@ def _share(entry: object, where: str) -> Share:
     if size is not None and (
         not isinstance(size, int) or isinstance(size, bool) or not 0 < size <= _MAX_BYTES
     ):
-        found = "none" if size is _Bad else repr(size)
+        found = "none" if size is _Bad else _shown(size)
         raise _Bad(f"{where}.vram_bytes: expected bytes above 0 or null, found {found}")
     cus = None if fields.get("cus") is None else _string(fields, "cus", where, _CUS)
     partition = fields.get("partition")
     if partition is not None and (type(partition) is not int or not 0 <= partition < 64):
-        raise _Bad(f"{where}.partition: expected 0 to 63 or null, found {partition!r}")
+        raise _Bad(f"{where}.partition: expected 0 to 63 or null, found {_shown(partition)}")
     return Share(bdf=bdf, vram_bytes=size, cus=cus, partition=partition)
+
+
+def _created(fields: dict[str, Any], where: str) -> str:
+    text = _string(fields, "created", where, _CREATED)
+    try:
+        datetime.fromisoformat(text)
+    except ValueError:
+        raise _Bad(f"{where}.created: expected a time, found {_shown(text)}") from None
+    return text
 
 
 def _flag(fields: dict[str, Any], key: str, where: str) -> bool:
     value = fields.get(key, False)
     if not isinstance(value, bool):
-        raise _Bad(f"{where}.{key}: expected true or false, found {value!r}")
+        raise _Bad(f"{where}.{key}: expected true or false, found {_shown(value)}")
     return value
 
 
 def _device_id(entry: object, where: str) -> str:
     if not isinstance(entry, str) or not entry:
-        raise _Bad(f"{where}: expected a device id, found {entry!r}")
+        raise _Bad(f"{where}: expected a device id, found {_shown(entry)}")
     return entry
+
+
+def _shown(value: object) -> str:
+    """What was found, cut short: it can be as large as the file, and too deep for ``repr``."""
+    short = reprlib.Repr()
+    short.maxlevel, short.maxstring, short.maxother = _DEEPEST, _LONGEST, _LONGEST
+    return short.repr(value)
 
 
 def _object(entry: object, where: str) -> dict[str, Any]:
@@ -302,9 +323,9 @@ def _string(
 ) -> str:
     value = fields.get(key)
     if not isinstance(value, str) or not value:
-        raise _Bad(f"{where}.{key}: expected text, found {value!r}")
+        raise _Bad(f"{where}.{key}: expected text, found {_shown(value)}")
     if pattern is not None and not pattern.fullmatch(value):
-        raise _Bad(f"{where}.{key}: expected the form {pattern.pattern}, found {value!r}")
+        raise _Bad(f"{where}.{key}: expected the form {pattern.pattern}, found {_shown(value)}")
     return value
 
 

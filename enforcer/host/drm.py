@@ -31,6 +31,7 @@ _MINOR = re.compile(r"(card|renderD)(\d+)")
 _BDF = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _MOST_DESCRIPTORS = 4096
 _ENGINE = "drm-engine-"
+_COUNT = re.compile(r"[0-9]{1,20}")
 _UNITS = {None: 1, "KiB": 1 << 10, "MiB": 1 << 20}
 
 
@@ -272,7 +273,7 @@ def _memory(fields: Mapping[str, str], key: str, where: str) -> int | None:
         return None
     number, _, unit = fields[key].partition(" ")
     factor = _UNITS.get(unit.strip() or None)
-    if factor is None or not (number.isascii() and number.isdecimal()):
+    if factor is None or not _COUNT.fullmatch(number):
         raise FileError(f"{where}: {key}: expected bytes, KiB or MiB, found {fields[key]!r}")
     return int(number) * factor
 
@@ -282,7 +283,7 @@ def _engines(fields: Mapping[str, str], where: str) -> Iterator[tuple[str, int]]
         if not key.startswith(_ENGINE) or key.startswith(f"{_ENGINE}capacity-"):
             continue
         number, _, unit = value.partition(" ")
-        if unit.strip() != "ns" or not (number.isascii() and number.isdecimal()):
+        if unit.strip() != "ns" or not _COUNT.fullmatch(number):
             raise FileError(f"{where}: {key}: expected nanoseconds, found {value!r}")
         yield key.removeprefix(_ENGINE), int(number)
 

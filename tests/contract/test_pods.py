@@ -55,6 +55,24 @@ def test_pods_come_and_go(api: ApiServer, cache: PodCache) -> None:
     eventually(lambda: names(cache) == ["after"])
 
 
+def test_a_pod_that_makes_no_sense_costs_only_itself(
+    api: ApiServer, cache: PodCache, caplog: pytest.LogCaptureFixture
+) -> None:
+    odd: hami.Json = {"metadata": {"namespace": "default", "name": "odd"}}
+    odd["spec"] = {"nodeName": NODE, "containers": "none"}
+    api.put_pod(odd)
+    put(api, "before")
+    cache.start()
+    assert cache.wait_synced(5)
+    assert names(cache) == ["before"]
+    odd["metadata"]["labels"] = {"another": "version"}
+    api.put_pod(odd)
+    put(api, "after")
+    eventually(lambda: names(cache) == ["after", "before"])
+    cache.refresh(5)
+    assert caplog.text.count("it is left out") == 1
+
+
 def test_pods_of_other_nodes_are_not_seen(api: ApiServer, cache: PodCache) -> None:
     api.put_pod(hami.pod("elsewhere", hami.container("app", 1)))
     cache.start()

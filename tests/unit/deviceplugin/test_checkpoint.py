@@ -96,6 +96,24 @@ def test_a_bad_entry_costs_only_itself_and_the_file_is_kept(path: Path) -> None:
     assert json.loads(aside.read_text()) == document
 
 
+def test_a_full_disk_does_not_keep_a_bad_entry_and_the_start_goes_on(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Checkpoint(path).add(slice_of("good"))
+    document = json.loads(path.read_text())
+    document["slices"].append({"pod_uid": 7})
+    path.write_text(json.dumps(document))
+
+    def full(_: Path, data: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    checkpoint = Checkpoint(path)
+    assert checkpoint.slices == (slice_of("good"),)
+    (problem,) = checkpoint.problems
+    assert "could not be kept: [Errno 28]" in problem
+
+
 def test_a_file_that_cannot_be_read_is_not_replaced(path: Path) -> None:
     path.mkdir()
     with pytest.raises(CheckpointError, match="cannot read"):

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import pytest
+from contextlib import suppress
 
-from deviceplugin.pod import Claim, Count, count_of, parse_node, parse_pod
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deviceplugin.pod import MALFORMED, Claim, Count, count_of, parse_node, parse_pod
 from enforcer.model import ContainerKind
 
 RESOURCE = "amd.com/gpu"
@@ -145,3 +149,52 @@ def test_a_nodes_lock_is_read_or_none() -> None:
     assert lock_of(None) is None
     assert lock_of("garbage") is None
     assert lock_of("2026-01-02T03:04:05Z,default,pod").names("default", "pod")  # type: ignore[attr-defined]
+
+
+JUNK = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.sampled_from(["9" * 5000, "0001-01-01T00:00:00", "9999-12-31T23:59:59-23:00", "Ready"]),
+    lambda one: (
+        st.lists(one, max_size=2)
+        | st.dictionaries(
+            st.sampled_from(
+                [
+                    "metadata",
+                    "containers",
+                    "limits",
+                    "resources",
+                    "name",
+                    "annotations",
+                    "hami.io/x",
+                    "conditions",
+                    "type",
+                    "lastHeartbeatTime",
+                    "allocatable",
+                    "uid",
+                    "env",
+                    RESOURCE,
+                ]
+            ),
+            one,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(JUNK, JUNK, JUNK)
+def test_what_is_no_pod_and_no_node_is_told_by_an_error_that_is_expected(
+    spec: object, status: object, metadata: object
+) -> None:
+    good = pod()["metadata"]
+    for item in ({**pod(), "spec": spec, "status": status}, {"metadata": metadata}):
+        with suppress(MALFORMED):
+            parsed = parse_pod(item)
+            assert all(isinstance(value, str) for value in parsed.annotations.values())
+        with suppress(MALFORMED):
+            count_of(parse_node({**item, "metadata": {**good, "annotations": metadata}}), RESOURCE)

@@ -5,11 +5,25 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
 
 from deviceplugin.recover import lost_slices, whole_slices
 from enforcer.model import MIB, ContainerKind, Share, Slice
+from enforcer.slices import decode, encode
 
-from .given import BDF, CREATED, DEVICES, ID, NODE, OTHER, OTHER_ID, claim, pod, slice_of
+from .given import (
+    BDF,
+    CREATED,
+    DEVICES,
+    ID,
+    NODE,
+    OTHER,
+    OTHER_ID,
+    claim,
+    junk_annotations,
+    pod,
+    slice_of,
+)
 
 if TYPE_CHECKING:
     from deviceplugin.pod import Pod
@@ -90,7 +104,20 @@ def test_a_whole_gpu_is_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    "cus", ["", "[]", "7", '{"x":"1"}', f'{{"{ID}":7}}', f'{{"{ID}":"0-303"}}']
+    "cus",
+    [
+        "",
+        "[]",
+        "7",
+        '{"x":"1"}',
+        f'{{"{ID}":7}}',
+        f'{{"{ID}":"0-303"}}',
+        f'{{"{ID}":"{"9" * 5000}"}}',
+        f'{{"{ID}":Infinity}}',
+        "[" * 5000,
+        "9" * 5000,
+        f'{{"{ID}":"\\ud800"}}',
+    ],
 )
 def test_a_forged_record_of_cus_books_none(cus: str) -> None:
     ((item,), _) = recover(running(f"{ID},T,4096,76:;", cus))
@@ -150,3 +177,13 @@ def test_a_pod_that_does_not_run_may_not_be_the_one_of_its_name(phase: str) -> N
 def test_devices_that_are_not_offered_make_no_slice(ids: tuple[str, ...]) -> None:
     assert whole(plain(), held={("default", "pod"): {"app": ids}}) == []
     assert whole(plain(), held={("default", "other"): {"app": (f"{BDF}#0",)}}) == []
+
+
+@given(junk_annotations())
+def test_nothing_in_a_pods_annotations_costs_another_its_slice(junk: dict[str, str]) -> None:
+    bad = pod(phase="Running", name="bad", **{"bind_phase": "success", **junk})
+    held: PodDevices = {**HELD, ("default", "bad"): {"app": (f"{BDF}#5",)}}
+    found, problems = lost_slices([bad, ONE], NODE, [], DEVICES, held, CREATED)
+    assert found[-1] == slice_of()
+    assert all(len(problem) < 1000 for problem in problems)
+    assert decode(encode(found)) == (found, [])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bpf.decode import pack_limit
 from bpf.libbpf import BpfError
 from enforcer.apply import apply, lift_dmem, probe_dmem
 from enforcer.model import Limit, Why, pci_key
@@ -59,6 +60,7 @@ class Memory:
 
     def set_limit(self, cgroup_id: int, gpu: int, limit: int | None, /) -> None:
         self._check()
+        pack_limit(limit)
         if not self._deaf:
             self.entries[cgroup_id, gpu] = limit
 
@@ -349,3 +351,10 @@ class TestKill:
         assert not (tmp_path / "poda/c/cgroup.kill").exists()
         (outcome,) = apply([replace(action, path="gone")], None, tmp_path)
         assert outcome.why is Why.VANISHED
+
+
+def test_a_limit_that_no_map_can_hold_costs_only_itself() -> None:
+    gate, huge = Memory(), replace(LIMIT, cgroup_id=LIMIT.cgroup_id + 1, vram_bytes=1 << 64)
+    refused, done = apply([SetGate(huge), SetGate(LIMIT)], gate, Path("/"))
+    assert (refused.why, done.why) == (Why.REFUSED, None)
+    assert gate.entries == {LIMIT.key: LIMIT.vram_bytes}

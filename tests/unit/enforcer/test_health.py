@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
+import json
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from enforcer.api.convert import health_to_pb
 from enforcer.health import GONE, Health, HealthFile
 from enforcer.host.smi import SmiEvent, SmiKind
 from enforcer.model import GpuHealth
@@ -210,3 +213,45 @@ def test_a_damaged_or_forbidden_file_costs_only_what_was_in_it(
     nowhere.write()
     assert "a new enforcer will not know" in caplog.text
     assert not row(health).healthy
+
+
+def test_a_file_that_could_not_be_written_is_told_once_and_written_when_it_can(
+    health: Health, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    blocked = tmp_path / "run"
+    blocked.touch()
+    file = HealthFile(blocked / "health.json", health)
+    health.wedged(ONE, "rebind", "", 110.0)
+    for _ in range(3):
+        file.write()
+    assert caplog.text.count("a new enforcer will not know") == 1
+    blocked.unlink()
+    file.write()
+    heir = Health()
+    heir.decode((blocked / "health.json").read_text())
+    assert row(heir).reason == row(health).reason
+
+
+JUNK = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.sampled_from([10**400, "9" * 5000, ONE]),
+    lambda one: st.lists(one, max_size=2),
+    max_leaves=4,
+)
+FIELDS = ("instance", "since", "resetting", "cause", "wedged")
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), JUNK), st.sampled_from([ONE, "gpu", "\ud800"]))
+def test_a_predecessors_file_is_read_or_refused(junk: dict[str, object], bdf: str) -> None:
+    good = {"instance": 1, "since": 1.5, "resetting": [7], "cause": "", "wedged": ""}
+    health = Health()
+    with suppress(ValueError):
+        health.decode(json.dumps({"ill": {bdf: {**good, **junk}}}))
+    for one in health.rows:
+        assert one.bdf == ONE
+        assert one.reason.isprintable()
+        health_to_pb(one)

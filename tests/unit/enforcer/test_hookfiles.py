@@ -225,6 +225,14 @@ class TestRemoval:
         assert HookFiles(tmp_path / "run").remove([], []) == []
         assert (victim / "train/slice").exists()
 
+    def test_what_no_slice_can_be_named_is_not_ours(self, tmp_path: Path) -> None:
+        stray = tmp_path / "slices" / "lost+found" / "deep down"
+        stray.mkdir(parents=True)
+        files = HookFiles(tmp_path)
+        assert files.remove([], []) == []
+        assert stray.is_dir()
+        assert not files.present
+
 
 def _ledger(base: Path, one: Slice = SLICE) -> Path:
     return hook_directory(base, *one.key) / "ledger/usage.v1"
@@ -279,3 +287,15 @@ class TestUse:
             files.used(SLICE)
         assert path.stat().st_size == LEDGER_BYTES
         assert files.used(SLICE) == {pci_key(A.bdf): 0}
+
+    def test_a_container_that_says_it_holds_more_than_there_is_is_told_of(
+        self, tmp_path: Path
+    ) -> None:
+        files = HookFiles(tmp_path)
+        files.write([SLICE], [A], frozenset())
+        _ledger(tmp_path).write_bytes(_books({pci_key(A.bdf): (1 << 64) - 1}))
+        lock = struct.pack("hhqqi4x", 1, os.SEEK_SET, 4096, 1, 0)
+        with _ledger(tmp_path).open("r+b") as owner:
+            fcntl.fcntl(owner, 37, lock)
+            with pytest.raises(LedgerError, match="wrote what it does not hold"):
+                files.used(SLICE)

@@ -169,3 +169,12 @@ def test_an_id_list_is_its_bits(cus: set[int]) -> None:
 def test_what_is_no_id_list_is_an_error(ids: str) -> None:
     with pytest.raises(ValueError, match="invalid literal"):
         cu_bits(ids)
+
+
+@pytest.mark.parametrize(("ids", "bits"), [("0-3,8", 0x10F), ("3-0", 0), ("5-5", 32)])
+def test_ranges_are_what_they_span(ids: str, bits: int) -> None:
+    assert cu_bits(ids) == bits
+
+
+def test_a_huge_range_takes_no_time() -> None:
+    assert cu_bits(",".join(["0-99999"] * 500)).bit_count() == 100_000

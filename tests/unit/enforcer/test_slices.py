@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 import errno
 import json
+import math
 import os
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enforcer.model import ContainerKind, Share, Slice
+from bpf.decode import pack_limit
+from enforcer.limits import cu_masks, limits
+from enforcer.model import Container, ContainerKind, PodCgroup, Share, Slice
 from enforcer.slices import (
     Checkpoint,
     CheckpointError,
     decode,
     encode,
+    hook_directory,
     read_checkpoint,
     write_checkpoint,
 )
@@ -37,20 +42,28 @@ def make(container: str = "train", **fields: Any) -> Slice:
     )
 
 
+def _nested(depth: int) -> list[object]:
+    found: list[object] = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
 TEXT = st.text(min_size=1, max_size=20)
+NAME = st.from_regex(r"[0-9a-z][0-9a-z.-]{0,19}", fullmatch=True)
 SHARES = st.builds(
     Share,
     bdf=st.from_regex(r"[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]", fullmatch=True),
-    vram_bytes=st.none() | st.integers(1, 1 << 62),
+    vram_bytes=st.none() | st.integers(1, 1 << 50),
     cus=st.none() | st.from_regex(r"[0-9]{1,3}(-[0-9]{1,3})?(,[0-9]{1,3})?", fullmatch=True),
     partition=st.none() | st.integers(0, 63),
 )
 SLICES = st.builds(
     Slice,
     pod_uid=st.from_regex(r"[0-9a-f]{8}-[0-9a-f]{4}", fullmatch=True),
-    namespace=TEXT,
-    pod=TEXT,
-    container=TEXT,
+    namespace=NAME,
+    pod=NAME,
+    container=NAME,
     kind=st.sampled_from(ContainerKind),
     device_ids=st.lists(TEXT, max_size=3).map(tuple),
     shares=st.lists(SHARES, min_size=1, max_size=3).map(tuple),
@@ -83,6 +96,41 @@ def test_any_json_is_a_checkpoint_or_an_error(document: object) -> None:
             decode(text)
 
 
+FIELDS = json.loads(encode([make()]))["slices"][0]
+JUNK = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.sampled_from(
+        ["9" * 5000, "0-99999", "9-0", "2026-13-01T00:00:00Z", "0000:03:1f.7", "app", 1 << 50]
+    ),
+    lambda one: (
+        st.lists(one, max_size=2)
+        | st.dictionaries(st.sampled_from(["bdf", "vram_bytes", "cus", "partition"]), one)
+    ),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(FIELDS)), JUNK, max_size=3))
+def test_what_is_read_is_of_use_to_everybody(junk: dict[str, object]) -> None:
+    text = json.dumps({"schema": 1, "slices": [{**FIELDS, **junk}]})
+    slices, problems = decode(text)
+    assert len(slices) + len(problems) == 1
+    assert decode(encode(slices)) == (slices, [])
+    for one in slices:
+        hook_directory(Path("/run"), *one.key)
+        assert (one.namespace + one.pod).isascii()
+        assert datetime.now(UTC) - datetime.fromisoformat(one.created)
+        pod = PodCgroup(one.pod_uid, "pod", 7)
+        container = Container("c" * 64, pod, "pod/c", 8, one.container)
+        cu_masks([one], [container])
+        for limit in limits([one] * 50, [pod], [container]):
+            pack_limit(limit.vram_bytes)
+
+
 @pytest.mark.parametrize("where", [0, 1, 2])
 @pytest.mark.parametrize(
     ("field", "value", "path"),
@@ -90,6 +138,10 @@ def test_any_json_is_a_checkpoint_or_an_error(document: object) -> None:
         ("pod_uid", "../../etc", "pod_uid"),
         ("pod_uid", None, "pod_uid"),
         ("namespace", "", "namespace"),
+        ("namespace", "\ud800", "namespace"),
+        ("pod", "two\nlines", "pod"),
+        ("pod", _nested(900), "pod"),
+        ("container", "../up", "container"),
         ("container", 7, "container"),
         ("kind", "ephemeral", "kind"),
         ("device_ids", "x", "device_ids"),
@@ -101,6 +153,8 @@ def test_any_json_is_a_checkpoint_or_an_error(document: object) -> None:
         ("shares", [{"bdf": "0000:03:00.0", "vram_bytes": -4}], "shares[0].vram_bytes"),
         ("shares", [{"bdf": "0000:03:00.0", "vram_bytes": True}], "shares[0].vram_bytes"),
         ("shares", [{"bdf": "0000:03:00.0", "vram_bytes": 1.5}], "shares[0].vram_bytes"),
+        ("shares", [{"bdf": "0000:03:00.0", "vram_bytes": 1 << 62}], "shares[0].vram_bytes"),
+        ("shares", [{"bdf": "0000:03:00.0", "vram_bytes": math.inf}], "shares[0].vram_bytes"),
         ("shares", [{"bdf": "03:00.0", "vram_bytes": 1}], "shares[0].bdf"),
         ("shares", [{"bdf": "0000:03:00.0", "vram_bytes": 1, "cus": "all"}], "shares[0].cus"),
         (
@@ -114,6 +168,11 @@ def test_any_json_is_a_checkpoint_or_an_error(document: object) -> None:
         ("priority", True, "priority"),
         ("priority", "0", "priority"),
         ("created", "yesterday", "created"),
+        ("created", "2026-13-01T00:00:00Z", "created"),
+        ("created", "2026-02-30T00:00:00Z", "created"),
+        ("created", "0000-01-01T00:00:00Z", "created"),
+        ("created", "2026-01-01T24:61:00Z", "created"),
+        ("created", "\u0662026-01-01T00:00:00Z", "created"),
     ],
 )
 def test_a_bad_entry_costs_only_itself_and_its_field_is_named(
@@ -125,6 +184,7 @@ def test_a_bad_entry_costs_only_itself_and_its_field_is_named(
     slices, problems = decode(json.dumps(document))
     assert slices == [one for index, one in enumerate(good) if index != where]
     assert len(problems) == 1
+    assert len(problems[0]) < 300
     assert problems[0].startswith(f"slices[{where}].{path}: expected ") or (
         path.endswith("bdf") and f"slices[{where}].{path}: " in problems[0]
     )
