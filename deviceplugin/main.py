@@ -19,7 +19,7 @@ from deviceplugin.health import Offer
 from deviceplugin.hold import Holder
 from deviceplugin.hook import Hook, Installed
 from deviceplugin.node import Publisher
-from deviceplugin.options import OptionsError, read_options, terms
+from deviceplugin.options import POD_RESOURCES, OptionsError, read_options, terms
 from deviceplugin.pod import count_of
 from deviceplugin.podevents import PodEvents
 from deviceplugin.podresources import read_pod_resources
@@ -139,7 +139,7 @@ def _work(
         lambda: source.in_the_dark,
     )
     events = Events(api, cache, offer)
-    pod_resources = arguments.kubelet_dir / "pod-resources" / "kubelet.sock"
+    pod_resources = arguments.kubelet_dir / POD_RESOURCES
     held = partial(read_pod_resources, pod_resources, _POD_RESOURCES_SECONDS)
     reaper = Reaper(
         api,
@@ -170,7 +170,7 @@ def _work(
             client,
             cache.image,
             hook.look,
-            partial(recorded, arguments.kubelet_dir / "device-plugins"),
+            partial(recorded, arguments.device_plugins_dir),
             arguments.socket.parent,
         )
         parts.append(release)
@@ -223,7 +223,7 @@ def _work(
     register_all(
         plugin,
         lambda: offer.devices,
-        arguments.kubelet_dir / "device-plugins",
+        arguments.device_plugins_dir,
         stopping,
         lambda message: events.tell(Event(CONFLICT, message)),
         Standings(arguments.state_dir / STANDING),

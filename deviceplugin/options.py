@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 
 EXPORTER = "/var/lib/amd-metrics-exporter/amdgpu_device_metrics_exporter_grpc.socket"
 
-LONGEST_SOCKET = "/device-plugins/ringfence-01234567.sock"
-"""Below kubelet's directory; it is ours (``registration``)."""
+POD_RESOURCES = "pod-resources/kubelet.sock"
+"""Below kubelet's root directory, the one thing of ours that moves with it."""
+LONGEST_SOCKET = "/ringfence-01234567.sock"
+"""Where device plugins register; it is ours (``registration``)."""
 
 _BDF = re.compile(r"([0-9a-f]{4,8}):[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _CARD = re.compile(r"card\d{1,4}", re.ASCII)
@@ -127,7 +129,18 @@ def parser(settings: Mapping[str, str] | None = None) -> argparse.ArgumentParser
         metavar="NAME",
         help="name of this node in the cluster (default: $NODE_NAME)",
     )
-    add("kubelet-dir", _kubelet_dir, "/var/lib/kubelet", "kubelet's directory")
+    add(
+        "device-plugins-dir",
+        _device_plugins_dir,
+        "/var/lib/kubelet/device-plugins",
+        "where kubelet has device plugins register; its --root-dir does not move it",
+    )
+    add(
+        "kubelet-dir",
+        _kubelet_dir,
+        "/var/lib/kubelet",
+        f"kubelet's --root-dir, where its {POD_RESOURCES} is",
+    )
     add("state-dir", _path, "/var/lib/ringfence", "where the checkpoint is written")
     add("socket", _socket, "/run/ringfence/enforcer.sock", "the enforcer's socket")
     add(
@@ -276,8 +289,12 @@ def _socket(text: str) -> Path:
     return socket_path(text)
 
 
-def _kubelet_dir(text: str) -> Path:
+def _device_plugins_dir(text: str) -> Path:
     return socket_path(text, LONGEST_SOCKET)
+
+
+def _kubelet_dir(text: str) -> Path:
+    return socket_path(text, f"/{POD_RESOURCES}")
 
 
 def _flag(text: str) -> bool:
@@ -328,7 +345,7 @@ def _gpus(text: str) -> frozenset[str]:
     return frozenset(names)
 
 
-for _parse in (_path, _socket, _kubelet_dir):
+for _parse in (_path, _socket, _device_plugins_dir, _kubelet_dir):
     _parse.metavar = "PATH"  # type: ignore[attr-defined]
 _split_count.metavar = "N"  # type: ignore[attr-defined]
 _log_level.metavar = "LEVEL"  # type: ignore[attr-defined]

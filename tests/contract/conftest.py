@@ -78,7 +78,8 @@ class Bench:
                     "-m",
                     *module,
                     f"--node-name={NODE}",
-                    f"--kubelet-dir={self.root / 'kubelet'}",
+                    f"--kubelet-dir={self.kubelet.directory}",
+                    f"--device-plugins-dir={self.kubelet.plugins}",
                     f"--state-dir={self.root / 'state'}",
                     f"--socket={self.root / 'enforcer.sock'}",
                     f"--hook-dir={self.root / 'hook'}",
@@ -180,7 +181,9 @@ class Bench:
 def running_bench(root: Path, cards: tuple[Card, ...]) -> Iterator[Bench]:
     """A bench whose processes end with it."""
     write_sysfs(root / "sys", cards)
-    with ApiServer() as api, Kubelet(root / "kubelet", seed=1) as kubelet:
+    # As with another --root-dir: nothing may be looked for in the wrong one of the two.
+    kubelet = Kubelet(root / "kubelet", seed=1, plugins=root / "device-plugins")
+    with ApiServer() as api, kubelet:
         api.put_node(NODE)
         api.kubeconfig(root / "kubeconfig")
         bench = Bench(root, api, kubelet)

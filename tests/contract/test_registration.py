@@ -51,6 +51,21 @@ def test_kubelet_gets_every_slot_with_its_numa_node(bench: Bench) -> None:
     assert bench.kubelet.lists(RESOURCE) == 1
 
 
+def test_a_kubelet_with_another_root_directory_has_its_plugins_where_all_have_them(
+    bench: Bench,
+) -> None:
+    assert bench.kubelet.directory not in bench.kubelet.plugins.parents
+    bench.start()
+    assert len(sockets(bench)) == 1
+    assert list(bench.kubelet.directory.rglob("ringfence-*")) == []
+    pod = bench.bind("one", f"{bench.gpu_ids()[0]},T,4096,76:;")
+    bench.admit(pod)
+    assert len(bench.slices) == 1
+    # That it is over is believed by PodResources alone, which is in the root directory.
+    bench.end(pod, "Failed")
+    eventually(lambda: bench.slices == [], timeout=30)
+
+
 def test_a_kubelet_restarted_50_times_has_the_devices_again_each_time(bench: Bench) -> None:
     process = bench.start()
     used: list[tuple[int, int]] = []
@@ -265,8 +280,8 @@ def test_a_node_without_a_gpu_claims_nothing_until_the_driver_is_there(short_pat
 
 
 def test_the_longest_directory_of_a_kubelet_has_room_for_the_sockets(short_path: Path) -> None:
-    kubelet = LONGEST - len(LONGEST_SOCKET)
-    root = Path(f"{short_path}/".ljust(kubelet - len("/kubelet"), "x"))
+    plugins = LONGEST - len(LONGEST_SOCKET)
+    root = Path(f"{short_path}/".ljust(plugins - len("/device-plugins"), "x"))
     with running_bench(root, two_mi300x()) as one:
         one.start()
         assert [len(str(path)) for path in sockets(one)] == [LONGEST]

@@ -104,13 +104,20 @@ class Admitted:
 
 
 class Kubelet:
-    """The device manager of one kubelet directory; ``start`` wipes its sockets, as at a restart."""
+    """The device manager of one kubelet; ``start`` wipes its sockets, as at a restart.
+
+    ``directory`` is its --root-dir, which does not move a real one's ``plugins``.
+    """
 
     def __init__(
-        self, directory: Path, second: Second = Second.REPLACES, seed: int | None = None
+        self,
+        directory: Path,
+        second: Second = Second.REPLACES,
+        seed: int | None = None,
+        plugins: Path | None = None,
     ) -> None:
         self.directory = directory
-        self.plugins = directory / "device-plugins"
+        self.plugins = plugins or directory / "device-plugins"
         self.second = second
         self.registrations: list[str] = []
         self.pod_resources = True

@@ -21,6 +21,10 @@ Object = dict[str, Any]
 VARIANTS: dict[str, Values] = {
     "defaults": {},
     "k3s": {"containerRuntime": {"containerdStateDir": "/run/k3s/containerd", "crioRunRoot": ""}},
+    "k0s": {
+        "kubeletDir": "/var/lib/k0s/kubelet",
+        "containerRuntime": {"containerdStateDir": "/run/k0s/containerd"},
+    },
     "microk8s": {
         "kubeletDir": "/var/snap/microk8s/common/var/lib/kubelet",
         "containerRuntime": {"containerdStateDir": "/var/snap/microk8s/common/run/containerd"},

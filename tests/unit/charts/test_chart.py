@@ -10,8 +10,8 @@ import helm_python
 import pytest
 import yaml
 
+from deviceplugin.options import POD_RESOURCES, terms
 from deviceplugin.options import parser as plugin_parser
-from deviceplugin.options import terms
 from deviceplugin.terms import Terms
 from enforcer import cli
 from enforcer.daemon import _parser as enforcer_parser
@@ -242,12 +242,19 @@ def test_a_runtimes_directory_is_taken_from_where_the_distribution_has_it() -> N
     assert "/run/containers/storage/overlay-containers" in crio
 
 
-def test_the_kubelets_directory_reaches_the_mount_and_the_flag() -> None:
-    directory = "/var/snap/microk8s/common/var/lib/kubelet"
-    plugin = container("device-plugin", VARIANTS["microk8s"])
-    assert f"--kubelet-dir={directory}" in plugin["args"]
-    mount = mounts("device-plugin", VARIANTS["microk8s"])[f"{directory}/device-plugins"]
-    assert mount["host"] == f"{directory}/device-plugins"
+@pytest.mark.parametrize("distribution", ["k0s", "microk8s"])
+def test_a_root_directory_moves_what_the_kubelet_has_there_and_no_more(distribution: str) -> None:
+    values = VARIANTS[distribution]
+    options = plugin_parser().parse_args(container("device-plugin", values)["args"])
+    assert str(options.kubelet_dir) == values["kubeletDir"]
+    assert str(options.device_plugins_dir) == "/var/lib/kubelet/device-plugins"
+    seen = mounts("device-plugin", values)
+    for path in (options.device_plugins_dir, (options.kubelet_dir / POD_RESOURCES).parent):
+        assert seen[str(path)]["host"] == str(path)
+    (moved,) = {mount["host"] for mount in seen.values()} - {
+        mount["host"] for mount in mounts("device-plugin").values()
+    }
+    assert moved == f"{values['kubeletDir']}/pod-resources"
 
 
 def test_the_hook_is_installed_first_and_the_plugin_may_only_look_at_it() -> None:

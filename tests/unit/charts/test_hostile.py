@@ -419,6 +419,7 @@ def test_a_distribution_that_keeps_things_elsewhere_is_known_by_its_version(
     assert told.count("WARNING") == len([one for one in (state, kubelet) if one])
     assert f"its state in {state}" in told or not state
     assert f"kubelet is in {kubelet}" in told or not kubelet
+    assert ("No\npod of the DaemonSet would start" in told) == bool(kubelet)
     right: Values = {"containerRuntime": {"containerdStateDir": state or "/run/containerd"}}
     assert "WARNING" not in notes({**right, "kubeletDir": kubelet or "/var/lib/kubelet"}, version)
 

@@ -22,6 +22,7 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_defaults_are_a_nodes() -> None:
     options = parser().parse_args([])
     assert options.node_name is None
+    assert options.device_plugins_dir == Path("/var/lib/kubelet/device-plugins")
     assert options.kubelet_dir == Path("/var/lib/kubelet")
     assert options.state_dir == Path("/var/lib/ringfence")
     assert options.socket == Path("/run/ringfence/enforcer.sock")
@@ -59,7 +60,13 @@ def test_a_bad_value_in_the_environment_is_refused(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("name", "longest"), [("socket", 107), ("metrics-exporter", 107), ("kubelet-dir", 68)]
+    ("name", "longest"),
+    [
+        ("socket", 107),
+        ("metrics-exporter", 107),
+        ("device-plugins-dir", 83),
+        ("kubelet-dir", 80),
+    ],
 )
 def test_a_path_too_long_for_a_socket_is_told_wherever_it_is_set(
     name: str, longest: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -41,8 +41,9 @@ TESTBED = {
 }
 OTHERS_OPTIONS = {
     "--set", "--create-namespace", "--kube-version", "--reuse-values", "--reset-then-reuse-values",
+    "--root-dir", "--kubelet-root-dir",
 }  # fmt: skip
-"""Of Helm and kubectl."""
+"""Of Helm and kubectl; of the kubelet and of k0s."""
 IN_THE_CACHE = {"image/python"}
 OTHERS_MODULES = {"pytest", "venv", "pip"}
 

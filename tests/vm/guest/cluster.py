@@ -53,7 +53,8 @@ class Cluster:
             "device-plugin",
             [
                 f"--node-name={NODE}",
-                f"--kubelet-dir={root / 'kubelet'}",
+                f"--kubelet-dir={self.kubelet.directory}",
+                f"--device-plugins-dir={self.kubelet.plugins}",
                 f"--state-dir={state}",
                 f"--hook-dir={root / 'no-hook'}",
                 f"--kubeconfig={self.api.kubeconfig(root / 'kubeconfig')}",
