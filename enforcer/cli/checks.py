@@ -66,7 +66,10 @@ class Node:
     """What is examined."""
 
     place: Place
+    plugins: Path
+    """Where the kubelet has device plugins register."""
     kubelet: Path
+    """Its root directory."""
     hook: Path
     uid: int
     """The user that looks."""
@@ -329,28 +332,19 @@ def _recorded(roots: Roots, container_id: str) -> bool:
 
 
 def _kubelet(node: Node) -> Iterator[Finding]:
-    plugins = node.kubelet / "device-plugins"
-    if not plugins.is_dir():
+    try:
+        names = sorted(path.name for path in node.plugins.iterdir() if _is_socket(path))
+    except OSError as error:
         yield _problem(
             "kubelet",
-            f"no {plugins}",
-            "is this a node, and its kubelet directory another (--kubelet-dir, kubeletDir)?",
+            f"{node.plugins}: {error.strerror}",
+            "is this a node? Every kubelet makes it when it starts, whatever its --root-dir is",
         )
         return
-    names = sorted(path.name for path in plugins.iterdir() if _is_socket(path))
     if "kubelet.sock" in names:
-        yield _ok("kubelet", str(plugins / "kubelet.sock"))
+        yield _ok("kubelet", str(node.plugins / "kubelet.sock"))
     else:
-        yield _problem("kubelet", f"no socket {plugins}/kubelet.sock", "is kubelet running?")
-    resources = node.kubelet / "pod-resources/kubelet.sock"
-    if _is_socket(resources):
-        yield _ok("PodResources", str(resources))
-    else:
-        yield _note(
-            "PodResources",
-            f"no socket {resources}: the slice of a pod that ended is kept until it is deleted",
-            "is kubelet running, newer than 1.14, and its feature KubeletPodResources on?",
-        )
+        yield _problem("kubelet", f"no socket {node.plugins}/kubelet.sock", "is kubelet running?")
     if any(name.startswith(_OURS) for name in names):
         yield from _registered(node.place.state / _REGISTRATION)
     else:
@@ -368,6 +362,19 @@ def _kubelet(node: Node) -> Iterator[Finding]:
         )
     else:
         yield _ok("other plugins", "none for amd.com/gpu")
+
+
+def _pod_resources(node: Node) -> Iterator[Finding]:
+    resources = node.kubelet / "pod-resources/kubelet.sock"
+    if _is_socket(resources):
+        yield _ok("PodResources", str(resources))
+    else:
+        yield _note(
+            "PodResources",
+            f"no socket {resources}: the slice of a pod that ended is kept until it is deleted",
+            "is kubelet running? Is its root directory another (--kubelet-dir, kubeletDir)? Is it "
+            "newer than 1.14, and its feature KubeletPodResources on?",
+        )
 
 
 def _registered(path: Path) -> Iterator[Finding]:
@@ -494,8 +501,8 @@ def _layer(state: LayerState, *, fatal: bool) -> Finding:
 
 
 CHECKS: tuple[Callable[[Node], Iterator[Finding]], ...] = (
-    _user, _kernel, _bpf, _lsm, _driver, _gpus, _cgroup, _runtime, _kubelet, _hook, _state,
-    _enforcer,
+    _user, _kernel, _bpf, _lsm, _driver, _gpus, _cgroup, _runtime, _kubelet, _pod_resources, _hook,
+    _state, _enforcer,
 )  # fmt: skip
 
 

@@ -27,6 +27,14 @@ _WIDTH = 80
 _INDENT = 24
 _SIGNS = {State.OK: "ok", State.NOTE: "note", State.PROBLEM: "PROBLEM"}
 _SECONDS = 5.0
+_PLUGINS = "/var/lib/kubelet/device-plugins"
+_KUBELETS = (
+    "/var/lib/kubelet",
+    "/var/lib/k0s/kubelet",
+    "/var/snap/microk8s/common/var/lib/kubelet",
+)
+_LINKS = 40
+"""As many as the kernel follows (path_resolution(7))."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -38,8 +46,12 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="the findings, for programs")
     parser.add_argument(
+        "--device-plugins-dir", type=Path, metavar="PATH",
+        help=f"where device plugins register (the host's {_PLUGINS})",
+    )  # fmt: skip
+    parser.add_argument(
         "--kubelet-dir", type=Path, metavar="PATH",
-        help="the kubelet's directory (the host's /var/lib/kubelet)",
+        help=f"the kubelet's root directory (the host's first of {', '.join(_KUBELETS)})",
     )  # fmt: skip
     parser.add_argument(
         "--hook-dir", type=Path, metavar="PATH",
@@ -55,7 +67,8 @@ def main(argv: Sequence[str]) -> int:
         where = replace(where, roots=replace(where.roots, dev=host / "dev"))
     node = Node(
         where,
-        options.kubelet_dir or host / "var/lib/kubelet",
+        options.device_plugins_dir or on_host(host, _PLUGINS),
+        options.kubelet_dir or _kubelet(host),
         options.hook_dir or host / "var/lib/ringfence-hook/current",
         os.geteuid(),
         snapshot,
@@ -81,6 +94,38 @@ def host_root(proc: Path) -> Path:
         return Path("/") if root.samefile("/") else root
     except OSError:
         return Path("/")
+
+
+def on_host(root: Path, name: str) -> Path:
+    """The absolute ``name`` below ``root``, its links followed as the host does.
+
+    The kernel would follow an absolute one from our own root, and microk8s has such a one in the
+    place of /var/lib/kubelet.
+    """
+    path, rest, links = root, name.strip("/").split("/")[::-1], 0
+    while rest:
+        part = rest.pop()
+        if part == "..":
+            path = path.parent if path != root else root
+            continue
+        try:
+            target = (path / part).readlink()
+        except OSError:
+            path /= part
+            continue
+        links += 1
+        if links > _LINKS:
+            return root / name.strip("/")
+        path = root if target.is_absolute() else path
+        rest += target.relative_to(target.anchor).parts[::-1]
+    return path
+
+
+def _kubelet(host: Path) -> Path:
+    """The first of the directories that some kubelet has for its root and this node has."""
+    places = [on_host(host, name) for name in _KUBELETS]
+    there = [place for place in places if os.access(place / "pod-resources", os.F_OK)]
+    return there[0] if there else places[0]
 
 
 def told(findings: Sequence[Finding]) -> Iterator[str]:

@@ -210,7 +210,7 @@ def test_without_an_enforcer_top_and_explain_go_on(
 def test_the_doctor_knows_the_node_it_is_on(enforcer: Enforcer, tmp_path: Path) -> None:
     findings = json.loads(
         ringfence(
-            enforcer, "doctor", "--json", "--kubelet-dir", str(tmp_path / "kubelet"), status=1
+            enforcer, "doctor", "--json", "--device-plugins-dir", str(tmp_path / "none"), status=1
         )
     )
     states = {one["name"]: one["state"] for one in findings}

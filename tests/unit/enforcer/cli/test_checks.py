@@ -86,19 +86,28 @@ class Healthy:
         write_bundle(path / "run", CONTAINER)
         (path / "cgroup/dmem.capacity").write_text(f"drm/{GPU.bdf}/vram 1\n")
         make_socket(path / "run/containerd/containerd.sock")
+        # As where the kubelet has another --root-dir.
         for name in (
             "device-plugins/kubelet.sock",
             "device-plugins/ringfence-amd.com-gpu.sock",
-            "pod-resources/kubelet.sock",
+            "kubelet/pod-resources/kubelet.sock",
         ):
-            make_socket(path / "kubelet" / name)
+            make_socket(path / name)
         (path / "state").mkdir()
         self.write("state/registration.json", json.dumps({"amd.com/gpu": standing("registered")}))
         write_checkpoint(path / "state" / FILE, [])
         names = ("sys", "proc", "run", "dev", "cgroup", "share", "docker")
         roots = Roots(*(path / name for name in names))
         where = Place(roots, path / "socket", path / "state", path / "bpf")
-        self.node = Node(where, path / "kubelet", path / "hook", 0, SNAPSHOT, now=TIME + 1)
+        self.node = Node(
+            where,
+            path / "device-plugins",
+            path / "kubelet",
+            path / "hook",
+            0,
+            SNAPSHOT,
+            now=TIME + 1,
+        )
 
     def write(self, name: str, text: str) -> None:
         (self.path / name).write_text(text)
@@ -235,11 +244,20 @@ FAULTS: dict[str, tuple[Callable[[Healthy], None], str, State, str, str]] = {
     "no container": (
         lambda h: h.remove(f"cgroup/{POD}"), "runtime", State.NOTE, "no container runs", "",
     ),
-    "no kubelet directory": (
-        lambda h: h.remove("kubelet"), "kubelet", State.PROBLEM, "device-plugins", "--kubelet-dir",
+    "no directory of plugins": (
+        lambda h: h.remove("device-plugins"),
+        "kubelet", State.PROBLEM, "No such file", "whatever its --root-dir is",
+    ),
+    "a file in the place of the directory of plugins": (
+        lambda h: (h.remove("device-plugins"), h.write("device-plugins", ""))[1],
+        "kubelet", State.PROBLEM, "Not a directory", "whatever its --root-dir is",
+    ),
+    "another root directory than was looked in": (
+        lambda h: h.remove("kubelet"),
+        "PodResources", State.NOTE, "no socket", "--kubelet-dir",
     ),
     "no kubelet": (
-        lambda h: h.remove("kubelet/device-plugins/kubelet.sock"),
+        lambda h: h.remove("device-plugins/kubelet.sock"),
         "kubelet", State.PROBLEM, "kubelet.sock", "running",
     ),
     "no PodResources": (
@@ -254,7 +272,7 @@ FAULTS: dict[str, tuple[Callable[[Healthy], None], str, State, str, str]] = {
         "PodResources", State.NOTE, "no socket", "KubeletPodResources",
     ),
     "no plugin": (
-        lambda h: h.remove("kubelet/device-plugins/ringfence-amd.com-gpu.sock"),
+        lambda h: h.remove("device-plugins/ringfence-amd.com-gpu.sock"),
         "device plugin", State.PROBLEM, "no socket", "DaemonSet",
     ),
     "a plugin that was refused": (
@@ -273,7 +291,7 @@ FAULTS: dict[str, tuple[Callable[[Healthy], None], str, State, str, str]] = {
         "device plugin", State.NOTE, "expected how its resources stand", "",
     ),
     "another plugin": (
-        lambda h: make_socket(h.path / "kubelet/device-plugins/amd.com_gpu"),
+        lambda h: make_socket(h.path / "device-plugins/amd.com_gpu"),
         "other plugins", State.PROBLEM, "amd.com_gpu", "remove it",
     ),
     "no hook": (lambda h: h.remove("hook"), "hook", State.NOTE, "whole card", ""),
@@ -358,7 +376,8 @@ def test_no_fault_costs_another_check(healthy: Healthy, fault: str) -> None:
         "no proc": set[str](),
         "driver away": {"amdgpu BTF", "/dev/kfd"},
         "cgroup v1": {"dmem", "cgroup driver"},
-        "no kubelet directory": {"PodResources", "device plugin", "other plugins"},
+        "no directory of plugins": {"device plugin", "other plugins"},
+        "a file in the place of the directory of plugins": {"device plugin", "other plugins"},
         "torn checkpoint": set[str](),
         "no enforcer": {"layer gate", "layer dmem"},
     }.get(fault, set())
@@ -387,5 +406,5 @@ def test_every_problem_says_what_to_do(healthy: Healthy) -> None:
 def test_an_empty_tree_is_examined_to_the_end(tmp_path: Path) -> None:
     roots = Roots(*(tmp_path / name for name in ("sys", "proc", "run", "dev", "cgroup")))
     where = Place(roots, tmp_path / "socket", tmp_path / "state", tmp_path / "bpf")
-    names = [one.name for one in examine(Node(where, tmp_path, tmp_path, 0))]
+    names = [one.name for one in examine(Node(where, tmp_path, tmp_path, tmp_path, 0))]
     assert {"kernel", "GPUs", "cgroup2", "kubelet", "enforcer"} <= set(names)

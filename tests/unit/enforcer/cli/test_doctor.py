@@ -3,14 +3,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pytest
 
 from enforcer.cli import doctor
 from enforcer.cli.checks import Finding, State
-from enforcer.cli.doctor import host_root, told
+from enforcer.cli.doctor import host_root, on_host, told
+from tests.unit.enforcer.cli.test_checks import make_socket
 
-if TYPE_CHECKING:
-    import pytest
+_KUBELET = ("device-plugins-dir", "kubelet-dir")
 
 
 def test_findings_are_a_table_of_80_columns() -> None:
@@ -28,8 +29,8 @@ def test_findings_are_a_table_of_80_columns() -> None:
 
 
 def _options(path: Path) -> list[str]:
-    names = ("sys", "proc", "run", "dev", "cgroup-root", "socket", "state-dir", "kubelet-dir")
-    return [f"--{name}={path / name}" for name in names]
+    names = ("sys", "proc", "run", "dev", "cgroup-root", "socket", "state-dir")
+    return [f"--{name}={path / name}" for name in (*names, *_KUBELET)]
 
 
 def test_a_machine_without_anything_is_told_and_fails(
@@ -70,18 +71,49 @@ def test_in_a_container_the_host_is_seen_through_its_first_process(tmp_path: Pat
     assert host_root(tmp_path) == tmp_path / "1/root"
 
 
+@pytest.mark.parametrize(
+    ("root", "link"),
+    [
+        ("var/lib/kubelet", None),
+        ("var/lib/k0s/kubelet", None),
+        ("var/snap/microk8s/common/var/lib/kubelet", None),
+        ("var/snap/microk8s/common/var/lib/kubelet", "/var/snap/microk8s/common/var/lib/kubelet"),
+        ("data/kubelet", "../../data/kubelet"),
+    ],
+)
 def test_the_hosts_kubelet_is_found_from_within_a_container(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    short_path: Path, capsys: pytest.CaptureFixture[str], root: str, link: str | None
 ) -> None:
-    host = tmp_path / "host"
-    (host / "var/lib/kubelet/device-plugins").mkdir(parents=True)
-    (tmp_path / "proc/1").mkdir(parents=True)
-    (tmp_path / "proc/1/root").symlink_to(host)
-    options = [one for one in _options(tmp_path) if not one.startswith("--kubelet-dir")]
+    host = short_path / "host"
+    (host / "var/lib").mkdir(parents=True)
+    if link is not None:
+        (host / "var/lib/kubelet").symlink_to(link)
+    make_socket(host / root / "pod-resources/kubelet.sock")
+    plugins = host / (f"{root}/device-plugins" if link else "var/lib/kubelet/device-plugins")
+    make_socket(plugins / "kubelet.sock")
+    (short_path / "proc/1").mkdir(parents=True)
+    (short_path / "proc/1/root").symlink_to(host)
+    options = [one for one in _options(short_path) if not one[2:].startswith(_KUBELET)]
     doctor.main(["--json", *options])
-    found = {one["name"]: one["found"] for one in json.loads(capsys.readouterr().out)}
-    assert "kubelet.sock" in found["kubelet"]
-    assert "proc/1/root/var/lib/ringfence-hook/current" in found["hook"]
+    findings = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
+    assert findings["kubelet"]["state"] == findings["PodResources"]["state"] == "ok"
+    seen = short_path / "proc/1/root"
+    assert findings["PodResources"]["found"] == str(seen / root / "pod-resources/kubelet.sock")
+    assert str(seen / "var/lib/ringfence-hook/current") in findings["hook"]["found"]
+
+
+def test_a_name_on_the_host_is_followed_below_its_root_alone(tmp_path: Path) -> None:
+    root = tmp_path / "host"
+    (root / "a").mkdir(parents=True)
+    (root / "a/absolute").symlink_to("/b/c")
+    (root / "a/up").symlink_to("../../../../b")
+    (root / "a/round").symlink_to("round")
+    assert on_host(root, "/a/absolute/d") == root / "b/c/d"
+    assert on_host(root, "/a/up") == root / "b"
+    assert on_host(root, "/a/round/d") == root / "a/round/d"
+    assert on_host(root, "/a/none/d") == root / "a/none/d"
+    (root / "a/file").touch()
+    assert on_host(root, "/a/file/d") == root / "a/file/d"
 
 
 def test_in_a_container_the_hosts_devices_are_looked_at_and_not_its_own(
