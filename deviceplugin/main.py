@@ -26,7 +26,7 @@ from deviceplugin.podresources import read_pod_resources
 from deviceplugin.pods import PodCache
 from deviceplugin.reap import Reaper
 from deviceplugin.record import recorded
-from deviceplugin.registration import register_all
+from deviceplugin.registration import LOOK_SECONDS, register_all
 from deviceplugin.release import Release
 from deviceplugin.scheduled import Scheduled
 from deviceplugin.server import DevicePlugin
@@ -36,6 +36,7 @@ from deviceplugin.standing import Standings
 from deviceplugin.terms import overridden
 from deviceplugin.unscheduled import Unscheduled
 from enforcer.api.client import Client
+from enforcer.host.heartbeat import Heartbeat
 from enforcer.host.lock import HeldError, hold
 from enforcer.host.roots import Roots
 from enforcer.slices import FILE, CheckpointError
@@ -100,16 +101,18 @@ def run(arguments: argparse.Namespace, stopping: threading.Event) -> int:
     """Work until ``stopping`` is set; the exit status."""
     if not arguments.node_name:
         raise _StartError("expected the node's name in --node-name or NODE_NAME, found none")
+    heart = Heartbeat(arguments.heartbeat, LOOK_SECONDS)
     api = _connect(arguments)
     pod_events = PodEvents(api)
     with Client(arguments.socket) as client:
         roots = Roots(sys=arguments.sys, dev=arguments.dev)
         source = GpuSource(roots, client, pod_events.see)
-        lock = _lock(arguments.state_dir, stopping, source.learn, arguments.health_pulse)
+        lock = _lock(arguments.state_dir, stopping, source.learn, arguments.health_pulse, heart)
         if lock is None:
             return 0
         with lock:
-            return _work(arguments, stopping, api, client, source, pod_events)
+            heart.start()
+            return _work(arguments, stopping, api, client, source, pod_events, heart)
 
 
 def _work(
@@ -119,6 +122,7 @@ def _work(
     client: Client,
     source: GpuSource,
     pod_events: PodEvents,
+    heart: Heartbeat,
 ) -> int:
     """Wire the parts together, and keep them going."""
     checkpoint = _checkpoint(arguments.state_dir)
@@ -228,6 +232,7 @@ def _work(
         lambda message: events.tell(Event(CONFLICT, message)),
         Standings(arguments.state_dir / STANDING),
         lambda resource: count_of(cache.node(), resource),
+        heart=heart,
     )
     for part in reversed(parts):
         part.stop()
@@ -250,7 +255,11 @@ def _connect(arguments: argparse.Namespace) -> ApiServer:
 
 
 def _lock(
-    directory: Path, stopping: threading.Event, learn: Callable[[], None], seconds: float
+    directory: Path,
+    stopping: threading.Event,
+    learn: Callable[[], None],
+    seconds: float,
+    heart: Heartbeat,
 ) -> IO[bytes] | None:
     """The state directory's lock; None if this process was told to leave before it got it.
 
@@ -258,7 +267,6 @@ def _lock(
     has them for a while, one would drop what the other gave out. The later one stands in line, and
     every ``seconds`` calls ``learn``.
     """
-    waiting = False
     due = float("-inf")
     while not stopping.is_set():
         try:
@@ -268,8 +276,7 @@ def _lock(
             if time.monotonic() >= due:
                 learn()
                 due = time.monotonic() + seconds
-            if not waiting:
-                waiting = True
+            if heart.wait(str(error)):
                 _log.info("waiting for the other device plugin of this node to end: %s", error)
         except OSError as error:
             raise _StartError(f"the state directory: {error}") from error

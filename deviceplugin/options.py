@@ -157,6 +157,7 @@ def parser(settings: Mapping[str, str] | None = None) -> argparse.ArgumentParser
     )
     add("sys", _path, "/sys", "where sysfs is mounted")
     add("dev", _path, "/dev", "where the host's /dev is mounted")
+    add("heartbeat", _path, None, "where to write how it goes, for `ringfence health`")
     add("cdi-dir", _path, None, "where to write a CDI spec; GPUs are then given by CDI name")
     add("kubeconfig", _path, None, "how to reach the API server (default: in the cluster)")
     add(

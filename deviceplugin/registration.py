@@ -34,10 +34,12 @@ if TYPE_CHECKING:
     from deviceplugin.pod import Count
     from deviceplugin.server import DevicePlugin
     from deviceplugin.standing import Standings
+    from enforcer.host.heartbeat import Heartbeat
 
 VERSION = "v1beta1"
 _PREFIX = "ringfence-"
-_LOOK_SECONDS = 0.5
+LOOK_SECONDS = 0.5
+"""How often each registration is looked after."""
 _REGISTER_SECONDS = 5.0
 _RETRY_SECONDS = (1.0, 30.0)
 _STREAM_SECONDS = 5.0
@@ -53,7 +55,7 @@ _WORKERS = 32
 _log = logging.getLogger(__name__)
 
 
-def register_all(
+def register_all(  # noqa: PLR0913 - each is another part of the node
     plugin: Callable[[str], DevicePlugin],
     devices: Callable[[], Iterable[Device]],
     directory: Path,
@@ -61,24 +63,35 @@ def register_all(
     conflict: Callable[[str], None],
     standings: Standings,
     counted: Callable[[str], Count | None],
+    *,
+    heart: Heartbeat,
 ) -> None:
     """Register every resource that ``devices`` have ever had, until ``stopping`` is set.
 
     One without devices any more stays: kubelet sees none left, and pods may still hold some.
     ``conflict`` is told where another plugin seems to serve the same, ``standings`` how each is;
-    ``counted`` is what the node's status says of a resource, None if it says nothing.
+    ``counted`` is what the node's status says of a resource, None if it says nothing; ``heart``
+    beats while each registration is looked after.
     """
     _remove_stale_sockets(directory)
-    threads: dict[str, threading.Thread] = {}
+    ones: dict[str, Registration] = {}
+    threads: list[threading.Thread] = []
     while not stopping.is_set():
-        for resource in sorted({device.resource for device in devices()} - threads.keys()):
+        for resource in sorted({device.resource for device in devices()} - ones.keys()):
             one = Registration(plugin(resource), directory, conflict, standings, counted)
-            threads[resource] = threading.Thread(
+            ones[resource] = one
+            thread = threading.Thread(
                 target=one.run, args=(stopping,), name=f"register {resource}", daemon=True
             )
-            threads[resource].start()
-        stopping.wait(_LOOK_SECONDS)
-    for thread in threads.values():
+            threads.append(thread)
+            thread.start()
+        heart.beat(
+            well=all(one.settled for one in ones.values()),
+            why="; ".join(one.lack for one in ones.values() if one.lack),
+            step=min((one.looked for one in ones.values()), default=None),
+        )
+        stopping.wait(LOOK_SECONDS)
+    for thread in threads:
         thread.join(timeout=10)
 
 
@@ -118,6 +131,15 @@ class Registration:
         self._socket: Path | None = None
         self._socket_id: tuple[int, int] | None = None
         self._trouble = ""
+        self._heard = False
+        self.looked = time.monotonic()
+        """When its thread last came by; monotonic seconds."""
+        self.settled = False
+        """Registered; or not so because there is no kubelet, it does not take this, or it has come
+        to listen to another plugin: nothing that a new version of this one must be held back for,
+        or that starting anew would mend."""
+        self.lack = "begins"
+        """What keeps it from being registered; empty if nothing does."""
 
     def run(self, stopping: threading.Event) -> None:
         """Register, and stay registered until ``stopping`` is set."""
@@ -155,7 +177,8 @@ class Registration:
                         if now - registered > _SETTLED_SECONDS:
                             pause = _RETRY_SECONDS[0]
                 self._tell(kubelet is not None)
-                stopping.wait(_LOOK_SECONDS)
+                self.looked = time.monotonic()
+                stopping.wait(LOOK_SECONDS)
         finally:
             self._plugin.stop()
             self._close()
@@ -177,16 +200,22 @@ class Registration:
         return f"counts {count.devices} and not the {own}"
 
     def _tell(self, kubelet: bool) -> None:
+        state, why = self._state(kubelet)
+        self._heard |= state is State.REGISTERED
+        self.settled = state is State.WAITING or (
+            self._server is not None and (self._heard or state is State.REFUSED)
+        )
+        self.lack = f"{self._resource} {state}: {why}" if why else ""
+        self._standings.tell(self._resource, state, why)
+
+    def _state(self, kubelet: bool) -> tuple[State, str]:
         if not kubelet:
-            self._standings.tell(self._resource, State.WAITING, f"{self._kubelet} is not there")
-        elif self._plugin.streams and not self._others():
-            self._standings.tell(self._resource, State.REGISTERED)
-        elif self._trouble:
-            self._standings.tell(self._resource, State.REFUSED, self._trouble)
-        else:
-            self._standings.tell(
-                self._resource, State.UNHEARD, "kubelet took it, but has not its devices"
-            )
+            return State.WAITING, f"{self._kubelet} is not there"
+        if self._plugin.streams and not self._others():
+            return State.REGISTERED, ""
+        if self._trouble:
+            return State.REFUSED, self._trouble
+        return State.UNHEARD, "kubelet took it, but has not its devices"
 
     def _lost(self) -> bool:
         return self._socket is not None and _identity(self._socket) != self._socket_id

@@ -26,6 +26,7 @@ from enforcer.devices import DEVICE
 from enforcer.host import cgroups, dmem, driver
 from enforcer.host.apart import Apart
 from enforcer.host.files import FileError
+from enforcer.host.heartbeat import Heartbeat
 from enforcer.host.lock import HeldError, hold, wait_to_hold
 from enforcer.host.nodes import test_device
 from enforcer.host.roots import Roots
@@ -53,11 +54,13 @@ def main(argv: Sequence[str]) -> int:
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
     )
+    lasting = not (options.once or options.unload)
+    heart = Heartbeat(options.heartbeat if lasting else None, options.interval)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     try:
-        lock = _lock(options, stop)
+        lock = _lock(options, stop, heart)
     except HeldError as error:
         _log.error("another enforcer is running on this node: %s", error)
         return 1
@@ -69,25 +72,25 @@ def main(argv: Sequence[str]) -> int:
         _log.info("stopped while waiting; the other enforcer goes on")
         return 0
     with lock:
-        return _unload(options) if options.unload else _run(options, stop)
+        heart.start()
+        return _unload(options) if options.unload else _run(options, stop, heart)
 
 
-def _lock(options: argparse.Namespace, stop: threading.Event) -> IO[bytes] | None:
+def _lock(options: argparse.Namespace, stop: threading.Event, heart: Heartbeat) -> IO[bytes] | None:
     """The right to be this node's enforcer; None if told to stop before it was had."""
     path = options.socket.with_suffix(".lock")
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     if options.once or options.unload:
         return hold(path)
-    return wait_to_hold(
-        path,
-        stop,
-        lambda error: _log.info(
-            "another enforcer is running on this node, waiting for it to end: %s", error
-        ),
-    )
+
+    def waiting(error: HeldError) -> None:
+        if heart.wait(str(error)):
+            _log.info("another enforcer is running on this node, waiting for it to end: %s", error)
+
+    return wait_to_hold(path, stop, waiting)
 
 
-def _run(options: argparse.Namespace, stop: threading.Event) -> int:
+def _run(options: argparse.Namespace, stop: threading.Event, heart: Heartbeat) -> int:
     try:
         apart = None if options.once else Apart(_APART)
     except OSError as error:
@@ -135,13 +138,17 @@ def _run(options: argparse.Namespace, stop: threading.Event) -> int:
     try:
         if apart is None:
             return int(first is None)
-        return _serve(options, enforcer, apart, stop)
+        return _serve(options, enforcer, apart, stop, heart)
     finally:
         kernel.close()
 
 
 def _serve(
-    options: argparse.Namespace, enforcer: Enforcer, apart: Apart, stop: threading.Event
+    options: argparse.Namespace,
+    enforcer: Enforcer,
+    apart: Apart,
+    stop: threading.Event,
+    heart: Heartbeat,
 ) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: enforcer.stop())
@@ -176,7 +183,7 @@ def _serve(
         target=_end_with, args=(apart, enforcer, lame), name="apart", daemon=True
     ).start()
     _log.info("serving %s", options.socket)
-    enforcer.run(options.interval)
+    enforcer.run(options.interval, lambda passed: heart.beat(well=passed))
     server.stop()
     stop_metrics()
     _log.info("stopped; the limits stay in force")
@@ -346,6 +353,12 @@ def _parser() -> argparse.ArgumentParser:
         help="seconds between passes; new pods, containers and devices are seen at once",
     )
     add("--node-name", default=os.environ.get("NODE_NAME", ""), help="this node, for labels")
+    add(
+        "--heartbeat",
+        type=Path,
+        help="where to write how it goes, for `ringfence health`; by default nowhere",
+        metavar="PATH",
+    )
     add("--once", action="store_true", help="one pass, then leave")
     add(
         "--unload",

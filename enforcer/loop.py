@@ -46,7 +46,7 @@ from enforcer.slices import Checkpoint
 from enforcer.sources import Sources, charged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from enforcer.accounting import LedgerRow
@@ -170,11 +170,14 @@ class Enforcer:
         self._stopping = True
         self._wake.set()
 
-    def run(self, interval: float) -> None:
-        """Pass after pass until ``stop``, ``interval`` seconds apart unless woken."""
+    def run(self, interval: float, passed: Callable[[bool], object] = bool) -> None:
+        """Pass after pass until ``stop``, ``interval`` seconds apart unless woken.
+
+        ``passed`` is told after each whether it succeeded.
+        """
         while not self._stopping:
             self._wake.clear()
-            self.try_pass()
+            passed(self.try_pass() is not None)
             self._wake.wait(self._overruns.wait(interval))
 
     def try_pass(self) -> Snapshot | None:

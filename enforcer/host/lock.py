@@ -35,15 +35,12 @@ def wait_to_hold(
 ) -> IO[bytes] | None:
     """Hold the lock as soon as its holder lets go; None if ``stop`` was set before.
 
-    ``waiting`` is told once that there is a holder. Raises OSError.
+    ``waiting`` is told that there is a holder, each time that it was looked for. Raises OSError.
     """
-    told = False
     while not stop.is_set():
         try:
             return hold(path)
         except HeldError as error:
-            if not told:
-                waiting(error)
-                told = True
+            waiting(error)
         stop.wait(_POLL)
     return None

@@ -123,6 +123,8 @@ class Kubelet:
         self.pod_resources = True
         self.slow = 0.0
         """Seconds before it answers a registration or PodResources, or asks for a list."""
+        self.deaf = False
+        """Takes registrations, and asks none for its devices."""
         self._random = random.Random(seed)  # noqa: S311
         self._changed = threading.Condition()
         self._resources: dict[str, _Resource] = {}
@@ -240,6 +242,8 @@ class Kubelet:
 
     def _list_and_watch(self, name: str, resource: _Resource, endpoint: _Endpoint) -> None:
         time.sleep(self.slow)
+        if self.deaf:
+            return
         with contextlib.suppress(grpc.RpcError, ValueError):
             endpoint.stream = endpoint.stub.ListAndWatch(pb.Empty())
             for response in endpoint.stream:

@@ -14,6 +14,7 @@ import pytest
 
 from enforcer.api.client import Client, EnforcerError
 from enforcer.daemon import main
+from enforcer.host.heartbeat import LIVE_SECONDS, READY_SECONDS, Verdict, read_verdict
 from enforcer.model import Why
 from tests.testbed.trees import GpuSpec, NodeSpec, write_cgroup, write_sys
 
@@ -126,6 +127,34 @@ def test_a_second_one_waits_and_takes_over_when_the_first_ends(daemon: Daemon) -
     status, log = _end(second)
     assert (status, daemon.socket.exists()) == (0, False)
     assert "another enforcer" not in log
+
+
+def test_it_is_ready_at_work_and_in_line_and_not_alive_when_it_hangs(daemon: Daemon) -> None:
+    first, second = (daemon.directory / name for name in ("first", "second"))
+
+    def line(file: Path, wanted: str, later: float = 0) -> Verdict:
+        deadline = time.monotonic() + 20
+        while wanted not in (found := read_verdict(file, time.monotonic() + later)).line:
+            assert time.monotonic() < deadline, found
+            time.sleep(0.05)
+        return found
+
+    process = daemon.start(f"--heartbeat={first}", "--interval=0.5")
+    assert line(first, "at work").ready
+    successor = daemon.start(f"--heartbeat={second}")
+    assert line(second, "in line for").ready
+    time.sleep(10)
+    # Neither's last word is old, as both go on.
+    for file in (first, second):
+        assert read_verdict(file, time.monotonic() + READY_SECONDS - 8).ready
+    process.send_signal(signal.SIGSTOP)
+    assert not line(first, "its loop has not come by for", READY_SECONDS).ready
+    assert not read_verdict(first, time.monotonic() + LIVE_SECONDS).live
+    process.kill()
+    assert not line(first, "has ended").live
+    assert line(second, "at work").ready
+    assert _end(successor)[0] == 0
+    line(second, "has ended")
 
 
 def test_one_that_waits_leaves_when_told_and_the_first_serves_on(daemon: Daemon) -> None:

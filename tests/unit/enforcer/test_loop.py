@@ -499,6 +499,20 @@ def test_a_pass_that_fails_does_not_end_the_loop(
     assert "a pass failed: limits stay in force, but new containers wait until" in caplog.text
 
 
+def test_each_pass_is_told_of_by_whether_it_succeeded(enforcer: Enforcer) -> None:
+    told: list[bool] = []
+
+    def passed(well: bool) -> None:
+        told.append(well)
+        enforcer._devices = kept if len(told) == 2 else None  # type: ignore[assignment]
+        if len(told) == 3:
+            enforcer.stop()
+
+    kept = enforcer._devices
+    enforcer.run(0.01, passed)
+    assert told == [True, False, True]
+
+
 def test_a_pass_over_a_full_node_takes_less_than_20_ms(tmp_path: Path, checkpoint: Path) -> None:
     gpus = tuple(
         GpuSpec(f"0000:{bus:02x}:00.0", kfd_id=bus, card=bus, render=128 + bus)

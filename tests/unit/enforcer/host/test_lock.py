@@ -39,7 +39,9 @@ def test_a_place_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
         hold(tmp_path / "gone" / "lock")
 
 
-def test_who_waits_gets_the_lock_when_it_is_let_go_and_is_told_of_it_once(tmp_path: Path) -> None:
+def test_who_waits_gets_the_lock_when_it_is_let_go_and_is_told_of_it_meanwhile(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "lock"
     first = hold(path)
     told: list[HeldError] = []
@@ -50,7 +52,7 @@ def test_who_waits_gets_the_lock_when_it_is_let_go_and_is_told_of_it_once(tmp_pa
     finally:
         timer.join()
     assert held is not None
-    assert len(told) == 1
+    assert len(told) > 1
     with held, pytest.raises(HeldError):
         hold(path)
 
