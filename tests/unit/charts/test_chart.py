@@ -14,6 +14,7 @@ from deviceplugin.options import POD_RESOURCES, terms
 from deviceplugin.options import parser as plugin_parser
 from deviceplugin.terms import Terms
 from enforcer import cli
+from enforcer.cli import health
 from enforcer.daemon import _parser as enforcer_parser
 from tests.unit.charts.rendered import CHART, VARIANTS, Object, Values, only, render
 from tests.vm.guest.confined import CAPABILITIES
@@ -326,8 +327,9 @@ def test_the_administrators_policy_reaches_the_enforcer() -> None:
 def test_the_defaults_of_the_chart_are_the_defaults_of_the_programs() -> None:
     """So that what is run by hand on a node meets what the chart runs there."""
     for name in ("device-plugin", "enforcer"):
-        # The container has a /dev of its own beside the host's.
-        given = [one for one in container(name)["args"] if one != "--dev=/host/dev"]
+        # The container has a /dev of its own beside the host's, and probes.
+        own = ("--dev=/host/dev", f"--heartbeat={health.FOLDER}/{name}")
+        given = [one for one in container(name)["args"] if one not in own]
         assert vars(parser_of(name).parse_args(given)) == vars(parser_of(name).parse_args([]))
 
 
@@ -357,6 +359,41 @@ def test_the_modes_reach_the_plugin() -> None:
     assert terms(parser_of("device-plugin").parse_args(whole)).whole
     mount = mounts("device-plugin", VARIANTS["modes"])["/etc/cdi"]
     assert (mount["host"], mount.get("readOnly")) == ("/etc/cdi", None)
+
+
+def test_each_daemon_writes_what_its_probes_read_where_the_other_cannot() -> None:
+    own = {volume["name"] for volume in pod_spec()["volumes"] if "emptyDir" in volume}
+    places = set()
+    for name in ("device-plugin", "enforcer"):
+        written = parser_of(name).parse_args(container(name)["args"]).heartbeat
+        assert written == health.FOLDER / name
+        (mount,) = [
+            one for one in container(name)["volumeMounts"] if one["mountPath"] == str(health.FOLDER)
+        ]
+        assert "readOnly" not in mount
+        places.add(mount["name"])
+    assert places == own
+    assert len(own) == 2
+
+
+def test_probes_ask_whether_it_lives_and_whether_it_is_ready() -> None:
+    for name in ("device-plugin", "enforcer"):
+        probes = {
+            kind.removesuffix("Probe"): value["exec"]["command"]
+            for kind, value in container(name).items()
+            if kind.endswith("Probe")
+        }
+        live = ["ringfence", "health", "--live", name]
+        ready = ["ringfence", "health", name]
+        assert probes == {"startup": live, "liveness": live, "readiness": ready}
+
+
+def test_no_probe_ends_a_daemon_that_a_busy_node_keeps_from_answering_once_or_twice() -> None:
+    """kubelet's default is the third failure in a row."""
+    for name in ("device-plugin", "enforcer"):
+        liveness = container(name)["livenessProbe"]
+        assert liveness.get("failureThreshold", 3) >= 3
+        assert liveness["timeoutSeconds"] >= 30
 
 
 def test_both_containers_know_their_node() -> None:
