@@ -44,6 +44,7 @@ _CONTAINER: Final = frozenset(
         *("resources", "volumeMounts", "ports", "livenessProbe", "readinessProbe", "startupProbe"),
     )
 )
+_PROBE: Final = frozenset(("exec", "periodSeconds", "timeoutSeconds", "failureThreshold"))
 _SECURITY: Final = frozenset(
     (
         *("privileged", "allowPrivilegeEscalation", "readOnlyRootFilesystem", "capabilities"),
@@ -158,6 +159,13 @@ def runtime_config(
         if security.get("seccompProfile", {}).get("type") == "RuntimeDefault":
             config["linux"]["seccomp"] = default_profile(node.seccomp, "amd64", capabilities)
     return config
+
+
+def probe_command(container: Json, kind: str) -> list[str]:
+    """What kubelet has the runtime run in the container for a probe such as "livenessProbe"."""
+    probe = container[kind]
+    _known(probe, _PROBE, f"container {container['name']}: {kind}")
+    return list(probe["exec"]["command"])
 
 
 def default_profile(profile: Json, architecture: str, capabilities: Iterable[str]) -> Json:

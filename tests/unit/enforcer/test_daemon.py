@@ -146,7 +146,7 @@ def test_it_is_ready_at_work_and_in_line_and_not_alive_when_it_hangs(daemon: Dae
     time.sleep(10)
     # Neither's last word is old, as both go on.
     for file in (first, second):
-        assert read_verdict(file, time.monotonic() + READY_SECONDS - 8).ready
+        assert read_verdict(file, time.monotonic() + READY_SECONDS - 10).ready
     process.send_signal(signal.SIGSTOP)
     assert not line(first, "its loop has not come by for", READY_SECONDS).ready
     assert not read_verdict(first, time.monotonic() + LIVE_SECONDS).live

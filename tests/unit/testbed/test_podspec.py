@@ -12,6 +12,7 @@ from tests.testbed.podspec import (
     Placed,
     PodSpecError,
     default_profile,
+    probe_command,
     quantity,
     runtime_config,
 )
@@ -167,6 +168,15 @@ def test_what_cannot_be_translated_is_refused_by_name(
 ) -> None:
     with pytest.raises(PodSpecError, match=words):
         config(container)
+
+
+def test_a_probe_is_the_command_that_it_has_run_and_no_other_kind() -> None:
+    probe: dict[str, Any] = {"exec": {"command": ["a", "b"]}, "periodSeconds": 5}
+    container = {"name": "c", "livenessProbe": probe}
+    assert probe_command(container, "livenessProbe") == ["a", "b"]
+    probe["httpGet"] = {"path": "/"}
+    with pytest.raises(PodSpecError, match="container c: livenessProbe: cannot translate httpGet"):
+        probe_command(container, "livenessProbe")
 
 
 def test_memory_is_limited_as_the_pod_says() -> None:

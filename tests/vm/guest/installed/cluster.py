@@ -164,6 +164,20 @@ class DaemonPod:
     def alive(self) -> bool:
         return all(process.poll() is None for process in self._running.values())
 
+    def probe(self, container: str, kind: str) -> tuple[bool, str]:
+        """Whether the chart's own probe succeeds in the container, and what it says."""
+        (spec,) = [one for one in self.spec["containers"] if one["name"] == container]
+        done = subprocess.run(
+            [
+                *("runc", "--root", str(RUNC_ROOT), "exec", self._ids[container]),
+                *podspec.probe_command(spec, kind),
+            ],
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        return done.returncode == 0, done.stdout + done.stderr
+
     def pid(self, container: str) -> int:
         """The container's first process, as the node sees it."""
         found = self._pid(container)
@@ -304,7 +318,10 @@ class InstalledCluster(Cluster):
 
     def install(self) -> None:
         """Start a pod of the DaemonSet, and wait until it does its work."""
-        self.wait_ready(self.start_pod())
+        pod = self.start_pod()
+        self.at_first = pod.probe("enforcer", "readinessProbe")
+        """What the enforcer's probe found before its programs can have been attached."""
+        self.wait_ready(pod)
 
     def start_pod(self) -> DaemonPod:
         """Start a pod, and wait for nothing."""
@@ -341,7 +358,7 @@ class InstalledCluster(Cluster):
         return "hami.io/mutex.lock" not in self.api.node_annotations(NODE)
 
     def wait_ready(self, pod: DaemonPod) -> None:
-        """Until the metrics answer and kubelet has healthy devices."""
+        """Until the metrics answer, kubelet has healthy devices, and the probes say so, too."""
 
         def told() -> str:
             return "\n".join(f"{name}:\n{pod.log(name)}" for name in pod.containers)
@@ -351,7 +368,9 @@ class InstalledCluster(Cluster):
             time.sleep(0.5)
             assert pod.alive(), f"a container ended:\n{told()}"
             self.enforcer.metrics_url = f"http://{pod.network.address}:9394/metrics"
-            return self.enforcer.metrics() is not None and self._healthy()
+            if self.enforcer.metrics() is None or not self._healthy():
+                return False
+            return all(pod.probe(name, "readinessProbe")[0] for name in pod.containers)
 
         try:
             wait_for("the pod's readiness", ready, _READY_SECONDS)

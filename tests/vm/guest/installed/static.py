@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from tests.testbed.installed import NAMESPACE
 from tests.vm.guest.installed.cluster import STATE
-from tests.vm.guest.kubelet.cluster import Cluster
+from tests.vm.guest.kubelet.apiserver import ApiError
+from tests.vm.guest.kubelet.cluster import NODE, Cluster
 from tests.vm.guest.services import CGROUP, wait_for
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from tests.vm.guest.kubelet.apiserver import Json
 
 _NAME = "ringfence"
+_DAEMONS = ("device-plugin", "enforcer")
+_SLOWER = 10
+"""Than a node: the emulated one."""
 _START_SECONDS = 900
 """For each step of a start: an image of Python, on an emulated and maybe busy machine."""
 
@@ -56,6 +60,7 @@ class StaticCluster(Cluster):
             ("the pod of the image", lambda: len(self.cgroups()) == 2),
             ("the enforcer's metrics", lambda: self.enforcer.metrics() is not None),
             ("the plugin's GPUs", lambda: self.allocatable() > 0),
+            ("kubelet to find both ready", lambda: self.ready() == dict.fromkeys(_DAEMONS, 0)),
         ):
             wait_for(what, there, _START_SECONDS, 2.0)
 
@@ -68,10 +73,35 @@ class StaticCluster(Cluster):
         for procs in CGROUP.glob("kubepods/**/cgroup.procs"):
             for pid in procs.read_text().split():
                 words = _command(pid)
-                for name in ("device-plugin", "enforcer"):
+                for name in _DAEMONS:
                     if name in words and any(word.endswith("/ringfence") for word in words):
                         found[name] = procs.parent
         return list(found.values())
+
+    def ready(self) -> dict[str, int]:
+        """How often each container that kubelet finds ready was started anew."""
+        path = f"/api/v1/namespaces/{NAMESPACE}/pods/{_NAME}-{NODE}"
+        try:
+            status = self.api.call("GET", path)["status"]
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            return {}
+        return {
+            one["name"]: one["restartCount"]
+            for one in status.get("containerStatuses", [])
+            if one["ready"]
+        }
+
+    def pids(self, daemon: str) -> list[int]:
+        """The processes of the container of that name."""
+        return [
+            int(pid)
+            for path in self.cgroups()
+            if path.exists()
+            for pid in (path / "cgroup.procs").read_text().split()
+            if daemon in _command(pid)
+        ]
 
     def end_static(self) -> None:
         """Take the manifest away, and wait until kubelet has taken the pod down."""
@@ -89,6 +119,9 @@ def static_pod(template: Json, account: Path, variables: Mapping[str, str]) -> J
         if volume.pop("projected", None):
             volume["hostPath"] = {"path": str(account)}
     for container in spec["containers"]:
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            # kubelet's clock goes on where the emulated machine is given no time.
+            container[probe]["timeoutSeconds"] *= _SLOWER
         container["env"] += [{"name": name, "value": value} for name, value in variables.items()]
     return {
         "apiVersion": "v1",

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from enforcer.host.heartbeat import LIVE_SECONDS
 from enforcer.model import MIB
 from enforcer.slices import FILE, read_checkpoint
 from tests.vm.guest.cluster import NODE
@@ -70,6 +73,34 @@ def test_a_slice_is_given_the_hook_that_the_init_container_installed(
     )
     cluster.kubelet.remove(item["metadata"]["uid"])
     cluster.api.store.delete("pods", ("default", "hooked"))
+
+
+def test_the_enforcer_was_not_ready_before_it_held_anything(cluster: InstalledCluster) -> None:
+    ready, line = cluster.at_first
+    assert not ready
+    assert line.startswith("enforcer: "), line
+
+
+def test_probes_tell_daemons_that_hang_from_daemons_at_work(cluster: InstalledCluster) -> None:
+    """Both at once, as it takes the time after which a loop counts as hung."""
+    pod = cluster.pod
+    kinds = ("startupProbe", "livenessProbe", "readinessProbe")
+
+    def answers(name: str) -> list[bool]:
+        return [pod.probe(name, kind)[0] for kind in kinds]
+
+    for name in pod.containers:
+        assert answers(name) == [True] * 3, pod.probe(name, "readinessProbe")
+        os.kill(pod.pid(name), signal.SIGSTOP)
+    try:
+        for name in pod.containers:
+            seconds = LIVE_SECONDS + 60
+            wait_for(f"{name} not alive", lambda: answers(name) == [False] * 3, seconds, 5.0)  # noqa: B023
+            assert "its loop has not come by" in pod.probe(name, "livenessProbe")[1]
+    finally:
+        for name in pod.containers:
+            os.kill(pod.pid(name), signal.SIGCONT)
+    cluster.wait_ready(pod)
 
 
 @pytest.mark.parametrize("name", ["device-plugin", "enforcer"])

@@ -122,6 +122,13 @@ def _replace(cluster: InstalledCluster, archive: str, *, surge: bool) -> None:
             lambda: "waiting" in new.log("device-plugin"),
             _SECONDS,
         )
+        # What has kubelet call it available, and the controller end the old one.
+        for name in new.containers:
+            wait_for(
+                f"{name} ready in line",
+                lambda: "ready: in line" in new.probe(name, "readinessProbe")[1],  # noqa: B023
+                _SECONDS,
+            )
         _end(old)
     else:
         _end(old)
