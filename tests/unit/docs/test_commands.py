@@ -33,7 +33,10 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 SCHEMA = json.loads((ROOT / "charts/ringfence/values.schema.json").read_text())
-COMMANDS = ["inventory", "top", "explain", "doctor", "enforcer", "device-plugin", "trace", "demo"]
+COMMANDS = [
+    *("inventory", "top", "explain", "doctor"),
+    *("enforcer", "device-plugin", "health", "trace", "demo"),
+]
 TESTBED = {
     "tests/testbed/run": run_main,
     "tests/testbed/prepare": prepare_main,
