@@ -35,6 +35,9 @@ _KUBELETS = (
 )
 _LINKS = 40
 """As many as the kernel follows (path_resolution(7))."""
+_HOOK = "/var/lib/ringfence-hook/current"
+_HOOK_VARIABLE = "RINGFENCE_HOOK_DIR"
+"""As the device plugin takes it; the chart gives it to the container that the doctor is run in."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -55,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     )  # fmt: skip
     parser.add_argument(
         "--hook-dir", type=Path, metavar="PATH",
-        help="where the hook's objects lie (the host's /var/lib/ringfence-hook/current)",
+        help=f"where the hook's objects lie (the host's ${_HOOK_VARIABLE}, else {_HOOK})",
     )  # fmt: skip
     add_options(parser)
     options = parser.parse_args(argv)
@@ -69,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
         where,
         options.device_plugins_dir or on_host(host, _PLUGINS),
         options.kubelet_dir or _kubelet(host),
-        options.hook_dir or host / "var/lib/ringfence-hook/current",
+        options.hook_dir or on_host(host, os.environ.get(_HOOK_VARIABLE, _HOOK)),
         os.geteuid(),
         snapshot,
         silence,

@@ -333,6 +333,19 @@ def test_the_defaults_of_the_chart_are_the_defaults_of_the_programs() -> None:
         assert vars(parser_of(name).parse_args(given)) == vars(parser_of(name).parse_args([]))
 
 
+def test_the_doctor_is_told_where_the_hook_is() -> None:
+    def told(values: dict[str, Any]) -> list[str]:
+        env = container("enforcer", values)["env"]
+        return [one["value"] for one in env if one["name"] == "RINGFENCE_HOOK_DIR"]
+
+    for directory in ("/opt/hook", "/var/lib/ringfence-hook"):
+        options = container("device-plugin", {"hookDir": directory})["args"]
+        assert told({"hookDir": directory}) == [
+            str(parser_of("device-plugin").parse_args(options).hook_dir)
+        ]
+    assert told({"hookDir": ""}) == []
+
+
 def test_failing_open_has_to_be_asked_for() -> None:
     plugin = parser_of("device-plugin")
     assert plugin.parse_args(container("device-plugin")["args"]).fail_open is False

@@ -135,3 +135,17 @@ def test_in_a_container_the_hosts_devices_are_looked_at_and_not_its_own(
     assert state() == State.PROBLEM
     (host / "dev/kfd").touch()
     assert state() == State.OK
+
+
+def test_the_hook_is_looked_for_where_the_chart_says_it_was_put(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "proc/1").mkdir(parents=True)
+    (tmp_path / "proc/1/root").symlink_to(tmp_path / "host")
+    (tmp_path / "host/opt/hook/current").mkdir(parents=True)
+    (tmp_path / "host/opt/hook/current/libringfence-audit.so").touch()
+    monkeypatch.setenv("RINGFENCE_HOOK_DIR", "/opt/hook/current")
+    doctor.main(["--json", *_options(tmp_path)])
+    findings = json.loads(capsys.readouterr().out)
+    found = " ".join(one["found"] for one in findings if one["name"] == "hook")
+    assert "proc/1/root/opt/hook/current/libringfence-hsa.so is missing" in found
