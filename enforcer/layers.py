@@ -47,15 +47,17 @@ class KernelLayers:
         bpffs: Path,
         sys: Path,
         clock: Callable[[], float] = time.monotonic,
+        worked: Callable[[], float] = time.thread_time,
     ) -> None:
         """``objects``: where the two .bpf.o lie; ``bpffs``: where to pin; ``sys``: the host's.
 
-        ``clock`` gives seconds.
+        ``clock`` gives seconds, and ``worked`` those that a CPU worked for this thread.
         """
         self._objects = objects
         self._pins = bpffs / str(decode.SCHEMA)
         self._sys = sys
         self._clock = clock
+        self._worked = worked
         self._gate_due = math.inf
         """When to load the gate once more."""
         self._policy: decode.Policy | None = None
@@ -87,7 +89,7 @@ class KernelLayers:
         A predecessor's ledger goes first: it may not follow all that this gate lets pass, while
         this ledger follows what any gate does.
         """
-        began = self._clock()
+        began = self._worked()
         self._gate_due = math.inf
         if self.ledger is LedgerSource.NONE and self._predecessor():
             self._load_ledger()
@@ -106,9 +108,8 @@ class KernelLayers:
             _log_left_out("gate", gate.attached)
         self._apply_policy()
         if self.gate_off in (Why.NOT_LOADED, Why.NOT_PROVEN):
-            now = self._clock()
-            pause = max(_RETRY_SECONDS, (now - began) / _RETRY_SHARE)
-            self._gate_due = now + min(pause, _MOST_RETRY_SECONDS)
+            pause = max(_RETRY_SECONDS, (self._worked() - began) / _RETRY_SHARE)
+            self._gate_due = self._clock() + min(pause, _MOST_RETRY_SECONDS)
 
     def retry_gate(self) -> None:
         """Load a gate that could not be loaded, now and then: what it lacked may be there by now.

@@ -310,7 +310,7 @@ class Proven(loader.Gate):
 
 
 class Mended:
-    """A node whose gate does not load until ``mended``; a try takes ``seconds``."""
+    """A node whose gate does not load until ``mended``; a try takes ``seconds`` of a CPU."""
 
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.mended = False
@@ -318,13 +318,18 @@ class Mended:
         self.now = 1000.0
         self.tries = 0
         self.maps: list[Told] = []
-        self.kernel = KernelLayers(path / "objects", path / "bpf", path / "sys", lambda: self.now)
+        self.kernel = KernelLayers(
+            path / "objects",
+            path / "bpf",
+            path / "sys",
+            lambda: self.now,
+            lambda: self.tries * self.seconds,
+        )
         monkeypatch.setattr(loader, "load_gate", lambda *_, **__: self._load())
         monkeypatch.setattr(loader, "open_maps", lambda *_: self._open())
 
     def _load(self) -> loader.Gate:
         self.tries += 1
-        self.now += self.seconds
         if not self.mended:
             raise BpfError("no BPF file system")
         return Proven(Path("/nowhere"), 1, {})
