@@ -35,6 +35,7 @@ from deviceplugin.standing import FILE as STANDING
 from deviceplugin.standing import Standings
 from deviceplugin.terms import overridden
 from deviceplugin.unscheduled import Unscheduled
+from enforcer import log
 from enforcer.api.client import Client
 from enforcer.host.heartbeat import Heartbeat
 from enforcer.host.lock import HeldError, hold
@@ -70,11 +71,7 @@ def main(argv: Sequence[str]) -> int:
     except OptionsError as error:
         sys.stderr.write(f"ringfence device-plugin: {error}\n")
         return 2
-    logging.basicConfig(
-        level=arguments.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    log.to_stderr(arguments.log_level.upper(), "%(asctime)s %(levelname)s %(name)s: %(message)s")
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())

@@ -11,7 +11,6 @@ import logging
 import math
 import os
 import signal
-import sys
 import threading
 from importlib.metadata import version
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 import bpf
 from bpf.decode import Policy
 from bpf.libbpf import BpfError
-from enforcer import layers, slices
+from enforcer import layers, log, slices
 from enforcer.apply import lift_dmem
 from enforcer.devices import DEVICE
 from enforcer.host import cgroups, dmem, driver
@@ -51,9 +50,7 @@ def main(argv: Sequence[str]) -> int:
     starts beside the old one, and the limits are in force meanwhile.
     """
     options = _options(argv)
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
-    )
+    log.to_stderr(logging.INFO, "%(asctime)s %(levelname)s %(message)s")
     lasting = not (options.once or options.unload)
     heart = Heartbeat(options.heartbeat if lasting else None, options.interval)
     stop = threading.Event()

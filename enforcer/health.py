@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from enforcer.host.smi import SmiKind
 from enforcer.model import GpuHealth, pci_bdf, pci_key
+from enforcer.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -268,5 +269,4 @@ def _is_hexadecimal(text: str) -> bool:
 
 
 def _short(text: str) -> str:
-    """A process names itself, and a name may hold anything."""
-    return "".join(char if char.isprintable() else "?" for char in text.strip())[:_LONGEST]
+    return printable(text.strip())[:_LONGEST]

@@ -8,6 +8,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Protocol
 
 from enforcer.model import Container, Incident, PodCgroup, pci_bdf
+from enforcer.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -122,7 +123,7 @@ class Incidents:
             asked=event.asked,
             used=event.used,
             limit=event.limit,
-            text=_printable(str(event)),
+            text=printable(str(event)),
         )
         if before is None:
             self._rows[key] = _Row(last)
@@ -132,11 +133,6 @@ class Incidents:
 
 def _pod(owner: _Owner) -> str:
     return owner.uid if isinstance(owner, PodCgroup) else owner.pod.uid
-
-
-def _printable(text: str) -> str:
-    """A process names itself: its name must not end a line of the log."""
-    return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def _line(row: _Row, now: float) -> str | None:

@@ -42,6 +42,7 @@ from enforcer.model import (
 from enforcer.orphans import Orphans, of_no_pod
 from enforcer.overruns import Overruns
 from enforcer.plan import Actual, ancestors, plan, protections
+from enforcer.printable import MOST_PROBLEMS, problem_lines
 from enforcer.slices import Checkpoint
 from enforcer.sources import Sources, charged
 
@@ -333,7 +334,7 @@ class Enforcer:
             support=self._support(found),
             gpus=self._devices.gpus,
             containers=tuple(rows),
-            problems=tuple(map(str, problems)),
+            problems=problem_lines(map(str, problems)),
             loads=self._devices.loads,
             pass_seconds=time.monotonic() - start,
             counters=self._kernel.counters(),
@@ -343,7 +344,7 @@ class Enforcer:
             orphaned=of_no_pod(readings.orphans, wanted, self._devices.gpus),
         )
         self._ill.write()
-        self._report(problems)
+        self._report(problems[:MOST_PROBLEMS])
         by_key = {one.key: one for one in held}
         with self._changed:
             self._passed = _Pass(number, by_key, wanted, found.owners, proven, snapshot)

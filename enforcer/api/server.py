@@ -13,6 +13,7 @@ from enforcer.api import convert
 from enforcer.api import enforcer_pb2 as pb
 from enforcer.api.enforcer_pb2_grpc import EnforcerServicer, add_EnforcerServicer_to_server
 from enforcer.api.errors import NotFoundError, UntoldError
+from enforcer.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,9 +87,9 @@ class _Servicer(EnforcerServicer):
         try:
             held = self._node.prepare(request.pod_uid, request.container, _wait(context))
         except NotFoundError as error:
-            context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+            context.abort(grpc.StatusCode.NOT_FOUND, printable(str(error)))
         except TimeoutError as error:
-            context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+            context.abort(grpc.StatusCode.UNAVAILABLE, printable(str(error)))
         return pb.PrepareResponse(
             protections=[convert.protection_to_pb(one, whole=whole) for one, whole in held]
         )
@@ -109,9 +110,9 @@ class _Servicer(EnforcerServicer):
         try:
             tests = self._node.test_devices(tuple(request.bdfs), _wait(context))
         except NotFoundError as error:
-            context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+            context.abort(grpc.StatusCode.NOT_FOUND, printable(str(error)))
         except UntoldError as error:
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, printable(str(error)))
         return pb.TestDevicesResponse(
             tests=[pb.DeviceTest(path=one.path, error=one.error) for one in tests]
         )
@@ -124,15 +125,15 @@ class _Servicer(EnforcerServicer):
                 request.pod_uid, request.container, request.image, _wait(context)
             )
         except NotFoundError as error:
-            context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+            context.abort(grpc.StatusCode.NOT_FOUND, printable(str(error)))
         except UntoldError as error:
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, printable(str(error)))
         return pb.ImageLibc(
             libc=found.libc,
             version=found.version,
             tool_loads=found.tool_loads,
             auditor_loads=found.auditor_loads,
-            notes=found.notes,
+            notes=map(printable, found.notes),
         )
 
     def _snapshot(self, context: grpc.ServicerContext) -> Snapshot:

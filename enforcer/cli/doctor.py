@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from enforcer.cli.checks import Finding, Node, State, examine
 from enforcer.cli.node import add_options, place
 from enforcer.host.roots import Roots
+from enforcer.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -145,7 +146,7 @@ def told(findings: Sequence[Finding]) -> Iterator[str]:
 
 def _wrapped(head: str, text: str) -> list[str]:
     return textwrap.wrap(
-        text,
+        printable(text),
         _WIDTH,
         initial_indent=head,
         subsequent_indent=" " * _INDENT,

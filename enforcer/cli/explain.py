@@ -14,6 +14,7 @@ from enforcer.cli.node import add_options, look, place, read_slices
 from enforcer.host import cgroups, procs
 from enforcer.host.files import FileError
 from enforcer.model import MIB, Layer, Why
+from enforcer.printable import printable
 from enforcer.table import cu_ids, spilled, used
 
 if TYPE_CHECKING:
@@ -101,18 +102,19 @@ def main(argv: Sequence[str]) -> int:
     ours = [one for one in slices if (one.namespace, one.pod) == options.pod]
     rows = [row for row in seen.snapshot.containers if (row.namespace, row.pod) == options.pod]
     if not ours and not rows:
-        print(_unknown(options.pod, slices, problems), file=sys.stderr)
+        print(printable(_unknown(options.pod, slices, problems)), file=sys.stderr)
         return 1
     inside = {row.cgroup: _inside(where, row.cgroup) for row in rows if row.container}
     if options.json:
         print(json.dumps(_facts(seen.snapshot, options.pod, ours, rows, inside), indent=1))
     else:
-        print(f"pod {namespace}/{name}, as seen by {seen.by}")
+        print(printable(f"pod {namespace}/{name}, as seen by {seen.by}"))
         if seen.why:
-            print(f"  the enforcer was not asked: {seen.why}")
-        print("\n".join(told(seen.snapshot, ours, rows, inside)))
+            print(printable(f"  the enforcer was not asked: {seen.why}"))
+        # Names and values in it are the tenant's, and must not move the reader's cursor.
+        print("\n".join(map(printable, told(seen.snapshot, ours, rows, inside))))
         for problem in problems:
-            print(f"! {problem}")
+            print(printable(f"! {problem}"))
     return 3 if any(not held(row) for row in rows if row.container) else 0
 
 
@@ -258,7 +260,7 @@ def _environment(found: Inside | None) -> Iterator[str]:
         return
     yield f"  process {found.pid} has devices {' '.join(found.devices) or 'none'}"
     for name, value in sorted(found.environment.items()):
-        yield f"    {name}={_printable(value)}"
+        yield f"    {name}={value}"
     if not found.environment:
         yield "    and nothing of Ringfence's in its environment"
 
@@ -339,11 +341,6 @@ def _unknown(pod: tuple[str, str], slices: Sequence[Slice], problems: Sequence[s
         + (f"; {cause}" if cause else "")
         + ". Is it on another node, or did it ask for no amd.com/gpu?"
     )
-
-
-def _printable(text: str) -> str:
-    """The environment is the tenant's: it must not move the reader's cursor."""
-    return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def _pod(text: str) -> tuple[str, str]:

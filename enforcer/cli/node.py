@@ -23,6 +23,7 @@ from enforcer.model import GpuLoad, HostSupport, Layer, LayerState, LedgerSource
 from enforcer.observation import read_processes
 from enforcer.orphans import Orphans, of_no_pod
 from enforcer.plan import Actual, protections
+from enforcer.printable import problem_lines
 from enforcer.slices import FILE, CheckpointError, read_checkpoint
 from enforcer.sources import charged
 
@@ -159,7 +160,7 @@ def read_node(where: Place) -> Snapshot:
         support=_support(maps, regions, dmem_off, gpus),
         gpus=tuple(gpus),
         containers=tuple(rows),
-        problems=tuple(map(str, problems)),
+        problems=problem_lines(map(str, problems)),
         loads=_loads(roots, gpus),
         counters=maps.counters,
         map_fill=maps.fill,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from enforcer.cli.node import Place, Seen, add_options, look, place
 from enforcer.model import GIB, MIB
+from enforcer.printable import printable
 from enforcer.table import cards, cu_count, spilled, used
 
 if TYPE_CHECKING:
@@ -60,8 +61,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def lines(seen: Seen, width: int = WIDTH) -> list[str]:
-    """The whole table, no line longer than ``width`` (at least 80)."""
-    return [line[:width] for line in _lines(seen, width)]
+    """The whole table, printable, no line longer than ``width`` (at least 80)."""
+    return [printable(line)[:width] for line in _lines(seen, width)]
 
 
 def _live(where: Place, interval: float) -> int:

@@ -8,6 +8,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from enforcer.printable import printable
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
@@ -28,7 +30,7 @@ class Uevent:
     wedged: str | None = None
     """How the driver says the device can be recovered (``WEDGED=``, kernel 6.15)."""
     task: str = ""
-    """Who is to blame for that, as ``name[pid]`` (kernel 6.18)."""
+    """Who is to blame for that, as ``name[pid]``, printable (kernel 6.18)."""
 
 
 def uevent(message: Mapping[str, object]) -> Uevent | None:
@@ -53,7 +55,7 @@ def uevent(message: Mapping[str, object]) -> Uevent | None:
         path,
         bdfs[-1].lower() if bdfs else None,
         wedged if isinstance(wedged, str) else None,
-        f"{task}[{pid}]" if isinstance(task, str) and isinstance(pid, str) else "",
+        printable(f"{task}[{pid}]") if isinstance(task, str) and isinstance(pid, str) else "",
     )
 
 

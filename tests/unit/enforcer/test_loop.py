@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loop on synthetic trees, without kernel layers: those are proven in the VM."""
 
+import os
 import shutil
 import threading
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from enforcer.api.convert import snapshot_to_pb
 from enforcer.api.errors import NotFoundError, UntoldError
 from enforcer.devices import DEVICE
 from enforcer.host.apart import Answer
@@ -17,6 +19,7 @@ from enforcer.host.roots import Roots
 from enforcer.host.smi import SmiEvent, SmiKind
 from enforcer.layers import KernelLayers
 from enforcer.loop import Enforcer
+from enforcer.metrics.page import page
 from enforcer.model import ContainerKind, DeviceTest, Layer, Problem, Share, Slice, Why
 from enforcer.slices import hook_directory, write_checkpoint
 from tests.testbed.trees import (
@@ -157,6 +160,36 @@ def test_a_half_written_bundle_costs_only_its_container(
         "infer": 4096,
     }
     assert [TRAIN.id in problem for problem in snapshot.problems] == [True]
+
+
+def test_the_names_of_a_tenants_own_cgroups_keep_nobody_from_the_snapshot(
+    enforcer: Enforcer, roots: Roots, checkpoint: Path
+) -> None:
+    write_checkpoint(checkpoint, [make("train")])
+    write_pod(roots.cgroup, POD, (TRAIN,), "{}")
+    for name in (b"\xff", b"a\nGPU 0: WEDGED", b"\x1b[2J"):
+        own = roots.cgroup / POD / TRAIN.id / os.fsdecode(name)
+        own.mkdir()
+        (own / "cgroup.procs").write_text("unread\n")
+    snapshot = enforcer.run_pass()
+    assert len(snapshot.problems) == 3
+    assert all(line.isprintable() for line in snapshot.problems)
+    assert snapshot_to_pb(snapshot).SerializeToString()
+    assert page(snapshot, "node", "1").encode()
+
+
+def test_problems_without_end_are_cut_short(
+    enforcer: Enforcer, roots: Roots, checkpoint: Path
+) -> None:
+    write_checkpoint(checkpoint, [make("train")])
+    write_pod(roots.cgroup, POD, (TRAIN,), "{}")
+    for number in range(500):
+        own = roots.cgroup / POD / TRAIN.id / f"{number:0200}"
+        own.mkdir()
+        (own / "cgroup.procs").write_text("unread\n")
+    problems = enforcer.run_pass().problems
+    assert len(problems) == 201
+    assert problems[-1] == "and 300 problems more"
 
 
 @pytest.mark.parametrize("broken", ["checkpoint", "entry"])

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Server and client over a real socket."""
 
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -55,8 +56,8 @@ class Node:
         return [DeviceTest("/dev/kfd"), DeviceTest("/dev/dri/renderD128", f"in {wait:.0f} s")]
 
     def image_libc(self, pod_uid: str, container: str, image: str, wait: float) -> ImageLibc:
-        if image == "unread":
-            raise UntoldError("unread: a file that is too large")
+        if image.startswith("unread"):
+            raise UntoldError(f"{image}: a file that is too large")
         if image:
             return replace(MUSL, notes=(image,))
         if container != "train":
@@ -139,6 +140,18 @@ def test_what_does_not_exist_is_told_apart(node: Node, client: Client) -> None:
     with pytest.raises(EnforcerError, match="no slice for container 'train'") as caught:
         client.prepare("uid", "train", 5)
     assert caught.value.not_found
+
+
+def test_a_reason_that_is_no_utf_8_is_told_all_the_same(node: Node, client: Client) -> None:
+    def absent() -> list[tuple[Protection, bool]]:
+        raise NotFoundError("no slice in " + os.fsdecode(b"a\n\xff"))
+
+    node.answer = absent
+    with pytest.raises(EnforcerError, match=r"no slice in a\?\?"):
+        client.prepare("uid", "train", timeout=5)
+    with pytest.raises(EnforcerError, match=r"unread\?: a file"):
+        client.image_libc("uid", "train", timeout=5, image="unread\x1b")
+    assert client.image_libc("uid", "train", timeout=5, image="a\x1b[2J").notes == ("a?[2J",)
 
 
 def test_a_loop_that_stands_is_an_error_not_an_answer(node: Node, client: Client) -> None:

@@ -28,6 +28,12 @@ def test_findings_are_a_table_of_80_columns() -> None:
     assert lines[-1] == "1 problems, 1 notes, 1 ok"
 
 
+def test_nothing_that_others_named_moves_the_cursor() -> None:
+    lines = list(told([Finding("slices", State.NOTE, "a\x1b[2J\udcff", "b\nc\x9b")]))
+    assert all(line.isprintable() for line in lines)
+    assert "a?[2J?" in lines[0]
+
+
 def _options(path: Path) -> list[str]:
     names = ("sys", "proc", "run", "dev", "cgroup-root", "socket", "state-dir")
     return [f"--{name}={path / name}" for name in (*names, *_KUBELET)]

@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -45,7 +47,7 @@ class Node:
             (path / "proc" / str(pid)).mkdir(parents=True)
             (path / "proc" / str(pid) / "environ").write_bytes(
                 b"PATH=/bin\0HSA_CU_MASK=0:0-3\0HIP_DEVICE_MEMORY_LIMIT_0=4096m\0SECRET=x\0"
-                b"LD_AUDIT=\x1b[2J\0"
+                b"LD_AUDIT=\x1b[2J\0AMD_\x1b[2J\nnot held=1\0"
             )
 
     def run(self, *argv: str) -> int:
@@ -97,7 +99,21 @@ def test_the_environment_cannot_move_the_readers_cursor(
     node.run("team-a/infer")
     text = capsys.readouterr().out
     assert "LD_AUDIT=?[2J" in text
+    assert "    AMD_?[2J?not held=1" in text
     assert "\x1b" not in text
+
+
+def test_a_device_of_the_tenants_own_cannot_either(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dri = node.path / "proc/101/root/dev/dri"
+    dri.mkdir(parents=True)
+    for name in (b"\x1b[2J", b"a\nb", b"\xff"):
+        os.mknod(dri / os.fsdecode(name), stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    assert node.run("team-a/infer") == 0
+    text = capsys.readouterr().out
+    assert "has devices /dev/dri/?[2J /dev/dri/a?b /dev/dri/?" in text
+    assert text.encode().isascii()
 
 
 def with_row(**changes: object) -> Snapshot:

@@ -51,6 +51,13 @@ A team-a/whole/main            whole   100Gi  12.5Gi  all   12       7 -
     )
 
 
+def test_nothing_that_others_named_moves_the_cursor() -> None:
+    named = replace(SNAPSHOT, problems=("a\x1b[2J\udcff",), health=(replace(ILL, reason="b\x9b"),))
+    lines = shown(named)
+    assert all(line.isprintable() for line in lines)
+    assert "! a?[2J?" in lines
+
+
 def test_a_wider_terminal_shows_whole_names() -> None:
     text = "\n".join(shown(SNAPSHOT, 140))
     assert "team-a/notebook-of-somebody-with-a-long-name/main" in text

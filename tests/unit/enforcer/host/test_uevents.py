@@ -66,3 +66,9 @@ def test_other_events_are_passed_over(change: dict[str, object]) -> None:
 
 def test_a_message_without_keys_is_passed_over() -> None:
     assert uevent({}) is None
+
+
+def test_a_tasks_name_cannot_end_a_line() -> None:
+    found = uevent({**DRM, "PID": "7", "TASK": "a\nb\x1b[2J"})
+    assert found is not None
+    assert found.task == "a?b?[2J[7]"
