@@ -7,6 +7,7 @@ import logging
 import select
 import threading
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from enforcer.host import uevents
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from enforcer.host.smi import SmiEvent
     from enforcer.loop import Enforcer
     from enforcer.model import Gpu
 
@@ -28,6 +30,10 @@ _CALLS_SECONDS = 0.5
 _RETRY_SECONDS = 60.0
 _RESET_SECONDS = 10.0
 """Between two looks for the end of a reset that nobody told of."""
+_FAULT_SECONDS = 0.5
+"""Between two looks for faults: a tenant makes as many as it likes."""
+_QUIET_SECONDS = 60.0
+"""Between two lines about faults on the same GPU."""
 
 
 def follow_uevents(enforcer: Enforcer) -> None:
@@ -83,6 +89,40 @@ def to_listen_to(gpus: Sequence[Gpu], *, always: bool) -> frozenset[int]:
     return frozenset(gpu.kfd_id for gpu in gpus)
 
 
+@dataclass
+class _Faults:
+    """Those on one GPU that are not told yet."""
+
+    last: str = ""
+    count: int = 0
+    told: bool = False
+    quiet_until: float = float("-inf")
+
+
+class FaultLines:
+    """What is logged of faults, by GPU: the first at once, then at most one line a minute."""
+
+    def __init__(self) -> None:
+        self._faults: dict[str, _Faults] = {}
+
+    def add(self, bdf: str, text: str) -> None:
+        """One more fault, in the driver's words."""
+        row = self._faults.setdefault(bdf, _Faults())
+        row.last = text
+        row.count += 1
+
+    def due(self, now: float) -> list[str]:
+        """The lines to log at ``now`` (monotonic seconds)."""
+        lines = []
+        for bdf, row in self._faults.items():
+            if row.count and now >= row.quiet_until:
+                since = " since it was last told" if row.told else ""
+                times = f"; {row.count} times{since}" if row.count > 1 else ""
+                lines.append(f"GPU {bdf}: VM_FAULT {row.last}{times}")
+                row.count, row.told, row.quiet_until = 0, True, now + _QUIET_SECONDS
+        return lines
+
+
 class KfdFollower:
     """A thread that listens to KFD's events of the GPUs that are there."""
 
@@ -93,6 +133,8 @@ class KfdFollower:
         self._always = always
         self._on = on
         self._look_due = 0.0
+        self._faults = FaultLines()
+        self._faults_due = 0.0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kfd-events", daemon=True)
 
@@ -138,23 +180,42 @@ class KfdFollower:
         wanted = self._wanted()
         for kfd_id, error in listener.listen(wanted).items():
             _log.warning("no KFD events of GPU %d: %s", kfd_id, error.strerror)
-        if listener.descriptors:
-            _log.info("listening to the KFD events of %d GPUs", len(listener.descriptors))
+        if listener.resets:
+            _log.info("listening to the KFD events of %d GPUs", len(listener.resets))
         poll = select.poll()
-        for descriptor in listener.descriptors:
+        for descriptor in listener.resets:
             poll.register(descriptor, select.POLLIN)
         while self._wanted() == wanted and not self._stopping.is_set():
-            for descriptor, _ in poll.poll(_LOOK_SECONDS * 1000):
-                self._hear(listener, descriptor)
+            for descriptor, _ in poll.poll(_FAULT_SECONDS * 1000):
+                self._hear_resets(listener.read(descriptor))
+            self._look_for_faults(listener)
             self._look_for_missed_ends()
 
-    def _hear(self, listener: SmiListener, descriptor: int) -> None:
-        snapshot = self._enforcer.snapshot()
-        bdfs = {gpu.kfd_id: gpu.bdf for gpu in (snapshot.gpus if snapshot else ())}
-        for event in listener.read(descriptor):
+    def _hear_resets(self, events: Sequence[SmiEvent]) -> None:
+        bdfs = self._bdfs()
+        for event in events:
             bdf = bdfs.get(event.kfd_id)
-            if bdf is None:
-                continue
-            _log.warning("GPU %s: %s %s", bdf, event.kind.name, event.text)
-            self._enforcer.health.hear(bdf, event, time.time())
-            self._enforcer.wake()
+            if bdf is not None:
+                _log.warning("GPU %s: %s %s", bdf, event.kind.name, event.text)
+                self._enforcer.health.hear(bdf, event, time.time())
+                self._enforcer.wake()
+
+    def _look_for_faults(self, listener: SmiListener) -> None:
+        """Nobody is woken for them: they are counted, and nothing follows from them."""
+        now = time.monotonic()
+        if now < self._faults_due:
+            return
+        self._faults_due = now + _FAULT_SECONDS
+        bdfs = self._bdfs()
+        for descriptor in listener.faults:
+            for event in listener.read(descriptor):
+                bdf = bdfs.get(event.kfd_id)
+                if bdf is not None:
+                    self._faults.add(bdf, event.text)
+                    self._enforcer.health.hear(bdf, event, time.time())
+        for line in self._faults.due(now):
+            _log.warning("%s", line)
+
+    def _bdfs(self) -> dict[int, str]:
+        snapshot = self._enforcer.snapshot()
+        return {gpu.kfd_id: gpu.bdf for gpu in (snapshot.gpus if snapshot else ())}

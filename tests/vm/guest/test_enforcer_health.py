@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,6 +70,17 @@ def reset(gpu: Gpu) -> None:
     (_DEBUG / gpu.bdf / "amdgpu_gpu_recover").read_text()
 
 
+def fault_as(gpu: Gpu, name: bytes) -> None:
+    """A fault of a task that calls itself so."""
+    own = Path(f"/proc/self/task/{threading.get_native_id()}/comm")
+    before = own.read_bytes().removesuffix(b"\n")
+    own.write_bytes(name)
+    try:
+        (_DEBUG / gpu.bdf / "sim_vm_fault").write_text("32770")
+    finally:
+        own.write_bytes(before)
+
+
 def health(gpu: Gpu) -> GpuHealth:
     with Client(_SOCKET) as client:
         return next(one for one in client.snapshot(10).health if one.bdf == gpu.bdf)
@@ -97,10 +109,34 @@ def test_a_reset_that_ends_leaves_a_healthy_gpu_and_its_time(gpu: Gpu) -> None:
 def test_a_fault_of_a_process_is_counted(gpu: Gpu, gpus: list[Gpu]) -> None:
     others = [health(one).vm_faults for one in gpus[1:]]
     before = health(gpu).vm_faults
-    (_DEBUG / gpu.bdf / "sim_vm_fault").write_text("32770")
+    fault_as(gpu, b"python3")
     after = become("the fault", gpu, lambda one: one.vm_faults > before)
-    assert (after.healthy, after.vm_faults, after.last_fault) == (True, before + 1, "pasid[32770]")
+    assert (after.healthy, after.vm_faults, after.last_fault) == (
+        True,
+        before + 1,
+        "python3[32770]",
+    )
     assert [health(one).vm_faults for one in gpus[1:]] == others
+
+
+def test_who_faults_begins_and_ends_no_reset_by_its_name(
+    listening: Enforcer, gpu: Gpu, failing: Path
+) -> None:
+    before = health(gpu).vm_faults
+    fault_as(gpu, b"a\n3 1 x")
+    fault_as(gpu, b"after")
+    after = become("the faults", gpu, lambda one: one.last_fault == "after[32770]")
+    assert (after.healthy, after.vm_faults) == (True, before + 2)
+    reset(gpu)
+    become("the failed reset", gpu, lambda one: not one.healthy)
+    fault_as(gpu, b"a\n4 1")
+    fault_as(gpu, b"last")
+    after = become("the faults", gpu, lambda one: one.last_fault == "last[32770]")
+    assert after.reason == "being reset: user trigger"
+    failing.write_text("N")
+    reset(gpu)
+    become("the GPU to be healthy again", gpu, lambda one: one.healthy)
+    assert "\n3 1 x" not in listening.log.read_text()
 
 
 def test_a_reset_that_fails_leaves_a_gpu_unhealthy_for_a_new_enforcer_too(

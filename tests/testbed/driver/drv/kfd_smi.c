@@ -172,7 +172,7 @@ void kfd_smi_event_update_vmfault(struct kfd_node *dev, uint16_t pasid)
 {
 	if (dev)
 		kfd_smi_event_add(0, dev, KFD_SMI_EVENT_VMFAULT,
-				  KFD_EVENT_FMT_VMFAULT((int)pasid, "pasid"));
+				  KFD_EVENT_FMT_VMFAULT((int)pasid, current->comm));
 }
 
 void kfd_smi_event_queue_eviction(struct kfd_node *node, struct task_struct *task, u32 trigger)
