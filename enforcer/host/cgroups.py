@@ -165,7 +165,11 @@ def _containers(root: Path, pod: PodCgroup, problems: list[str]) -> list[Contain
 
 
 def _children(directory: Path, problems: list[str]) -> list[tuple[str, int]]:
-    """Name and inode of the child cgroups."""
+    """Name and inode of the child cgroups.
+
+    One whose name is not printable is left out: no kubelet and no runtime makes it, a user of the
+    node may.
+    """
     try:
         # kernfs counts 2 + subdirectories: most cgroups are leaves and need no listing. A file
         # system that does not count (1) is always listed.
@@ -175,7 +179,7 @@ def _children(directory: Path, problems: list[str]) -> list[tuple[str, int]]:
             return [
                 (entry.name, entry.inode())
                 for entry in entries
-                if entry.is_dir(follow_symlinks=False)
+                if entry.name.isprintable() and entry.is_dir(follow_symlinks=False)
             ]
     except FileNotFoundError:
         return []

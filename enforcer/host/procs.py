@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import stat
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
 def pids(cgroup: Path) -> tuple[set[int], list[str]]:
     """The processes in a cgroup and in every cgroup below it, and what could not be read.
 
-    A container can make cgroups of its own, so its processes are found only in the whole tree.
+    A container can make cgroups of its own, so its processes are found only in the whole tree. The
+    processes of a threaded cgroup are listed by the one above it that is not.
     """
     found: set[int] = set()
     problems: list[str] = []
@@ -26,12 +28,15 @@ def pids(cgroup: Path) -> tuple[set[int], list[str]]:
         try:
             # pid 0 is a process outside the reader's pid namespace.
             found.update(pid for word in read_list(path) if (pid := parse_int(word, 10, str(path))))
+        except FileError as error:
+            if not (directory != cgroup and _threaded(error)) and directory.exists():
+                problems.append(str(error))
+        try:
             pending.extend(child for child in directory.iterdir() if child.is_dir())
         except FileNotFoundError:
             continue
-        except (FileError, OSError) as error:
-            if directory.exists():
-                problems.append(str(error))
+        except OSError as error:
+            problems.append(f"{directory}: cannot list: {error.strerror}")
     return found, problems
 
 
@@ -61,6 +66,10 @@ def gpu_devices(proc: Path, pid: int) -> tuple[str, ...]:
     except OSError:
         pass
     return tuple(f"/dev/{path.relative_to(dev)}" for path in candidates if _is_device(path))
+
+
+def _threaded(error: FileError) -> bool:
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EOPNOTSUPP
 
 
 def _is_device(path: Path) -> bool:

@@ -3,7 +3,8 @@
 
 containerd (also k3s') and CRI-O write the container's name and kind as annotations into the OCI
 bundle's ``config.json`` before the container's cgroup exists. Docker's bundles do not carry it;
-cri-dockerd gives it as labels, which Docker keeps in a file of its own, also from before the start.
+cri-dockerd gives it as labels, which Docker keeps in a file of its own, also from before the start,
+together with those of the image: each runtime is believed its own words only.
 """
 
 from __future__ import annotations
@@ -19,18 +20,35 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _TASKS = "io.containerd.runtime.v2.task/k8s.io"
-_BUNDLES = (
-    f"containerd/{_TASKS}/{{id}}/config.json",
-    f"k3s/containerd/{_TASKS}/{{id}}/config.json",
-    "containers/storage/overlay-containers/{id}/userdata/config.json",
-)
-_NAMES = ("io.kubernetes.cri.container-name", "io.kubernetes.container.name")
-_IMAGES = ("io.kubernetes.cri-o.ImageRef", "io.kubernetes.cri.image-name")
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+"""What Kubernetes lets a container be called: an RFC 1123 label."""
 _DIGEST = re.compile(r"(?:^(?:sha256:)?|@sha256:)([0-9a-f]{64})\Z")
-_KINDS = (
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """The keys under which a runtime writes these."""
+
+    name: str
+    kind: str
+    image: str = ""
+
+
+_CONTAINERD = _Words(
+    "io.kubernetes.cri.container-name",
     "io.kubernetes.cri.container-type",
+    "io.kubernetes.cri.image-name",
+)
+_CRIO = _Words(
+    "io.kubernetes.container.name",
     "io.kubernetes.cri-o.ContainerType",
-    "io.kubernetes.docker.type",
+    "io.kubernetes.cri-o.ImageRef",
+)
+_DOCKER = _Words("io.kubernetes.container.name", "io.kubernetes.docker.type")
+_BUNDLES = (
+    (f"containerd/{_TASKS}/{{id}}/config.json", _CONTAINERD),
+    (f"k3s/containerd/{_TASKS}/{{id}}/config.json", _CONTAINERD),
+    ("containers/storage/overlay-containers/{id}/userdata/config.json", _CRIO),
 )
 
 
@@ -53,20 +71,20 @@ class ImageRecord:
 
 def image(run: Path, container_id: str) -> ImageRecord:
     """What a container's OCI bundle tells of its image; nothing where there is no bundle."""
-    for template in _BUNDLES:
+    for template, words in _BUNDLES:
         path = run / template.format(id=container_id)
         try:
             config = json.loads(read_text(path))
             root, annotations = config.get("root") or {}, config.get("annotations") or {}
             where = root.get("path")
-            names = [annotations.get(key) for key in _IMAGES]
+            name = annotations.get(words.image)
         except FileError:
             continue
         except (ValueError, RecursionError, AttributeError):
             return ImageRecord()
-        digests = [found[0] for name in names if (found := _DIGEST.findall(str(name or "")))]
+        digest = next(iter(_DIGEST.findall(str(name or ""))), None)
         rootfs = path.parent / where if isinstance(where, str) and where else None
-        return ImageRecord(digests[0] if digests else None, rootfs)
+        return ImageRecord(digest, rootfs)
     return ImageRecord()
 
 
@@ -76,11 +94,11 @@ def container_record(run: Path, docker: Path, container_id: str) -> ContainerRec
     None where no known runtime has one. Raises FileError for a file of another form, which a
     half-written one is too: ask again on the next pass.
     """
-    for template in _BUNDLES:
+    for template, words in _BUNDLES:
         path = run / template.format(id=container_id)
         try:
             config = json.loads(read_text(path))
-            return _record(config.get("annotations") if isinstance(config, dict) else None)
+            return _record(config.get("annotations") if isinstance(config, dict) else None, words)
         except FileVanished:
             continue
         except (ValueError, RecursionError) as error:
@@ -89,20 +107,20 @@ def container_record(run: Path, docker: Path, container_id: str) -> ContainerRec
     try:
         config = json.loads(read_text(path))
         settings = config.get("Config") if isinstance(config, dict) else None
-        return _record(settings.get("Labels") if isinstance(settings, dict) else None)
+        return _record(settings.get("Labels") if isinstance(settings, dict) else None, _DOCKER)
     except FileVanished:
         return None
     except (ValueError, RecursionError) as error:
         raise FileError(f"{path}: expected Docker's own record, found: {error}") from None
 
 
-def _record(annotations: object) -> ContainerRecord | None:
+def _record(annotations: object, words: _Words) -> ContainerRecord | None:
     if annotations is None:
         return None
     if not isinstance(annotations, dict):
         raise ValueError("annotations is not an object")
-    sandbox = any(annotations.get(key) in ("sandbox", "podsandbox") for key in _KINDS)
-    names = [name for key in _NAMES if isinstance(name := annotations.get(key), str) and name]
-    if sandbox:
+    if annotations.get(words.kind) in ("sandbox", "podsandbox"):
         return ContainerRecord(None, sandbox=True)
-    return ContainerRecord(names[0], sandbox=False) if names else None
+    name = annotations.get(words.name)
+    named = isinstance(name, str) and _NAME.fullmatch(name) is not None
+    return ContainerRecord(name, sandbox=False) if named else None

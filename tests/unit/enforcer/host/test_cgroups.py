@@ -98,6 +98,15 @@ def test_a_tenant_cannot_pose_as_another_pod_from_inside_its_container(root: Pat
     assert [container.id for container in tree.containers] == [A.id]
 
 
+@pytest.mark.parametrize("name", [b"\xff", b"a\nb", b"\x1b[2J"])
+def test_what_a_user_of_the_node_calls_its_cgroups_is_no_path_of_a_pod(
+    root: Path, name: bytes
+) -> None:
+    write_pod(root, f"user.slice/{os.fsdecode(name)}/pod{UID}", (A,))
+    tree = cgroups.walk(root)
+    assert (tree.pods, tree.problems) == ((), ())
+
+
 def test_a_directory_that_cannot_be_listed_is_reported(root: Path) -> None:
     # A name too long to open stands for any error but "gone".
     problems: list[str] = []

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import errno
 import os
 import stat
 from pathlib import Path
@@ -6,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from enforcer.host import procs
-from enforcer.host.files import FileVanished
+from enforcer.host.files import FileVanished, unreadable
 
 
 def test_processes_of_child_cgroups_belong_to_the_container(tmp_path: Path) -> None:
@@ -27,6 +28,28 @@ def test_a_cgroup_that_cannot_be_read_is_reported_and_costs_only_itself(tmp_path
     (tmp_path / "bad/cgroup.procs").write_text("many\n")
     found, problems = procs.pids(tmp_path)
     assert found == {10}
+    assert len(problems) == 1
+
+
+def test_a_threaded_cgroup_is_passed_over_as_its_domain_lists_its_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cgroup.procs").write_text("10\n")
+    (tmp_path / "threaded/deep").mkdir(parents=True)
+    (tmp_path / "threaded/deep/cgroup.procs").write_text("11\n")
+    threaded = tmp_path / "threaded"
+    read = procs.read_list
+
+    def read_list(path: Path) -> tuple[str, ...]:
+        if path.parent == threaded:
+            error = OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+            raise unreadable(path, error) from error
+        return read(path)
+
+    monkeypatch.setattr(procs, "read_list", read_list)
+    assert procs.pids(tmp_path) == ({10, 11}, [])
+    found, problems = procs.pids(threaded)
+    assert found == {11}
     assert len(problems) == 1
 
 

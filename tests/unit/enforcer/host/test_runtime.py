@@ -91,6 +91,20 @@ def test_docker_keeps_what_cri_dockerd_says(
     assert container_record(tmp_path, tmp_path / "docker", ID) == record
 
 
+def test_the_labels_of_an_image_name_no_container_and_make_no_sandbox(tmp_path: Path) -> None:
+    image = {
+        "io.kubernetes.cri.container-name": "other",
+        "io.kubernetes.cri.container-type": "sandbox",
+        "io.kubernetes.cri-o.ContainerType": "sandbox",
+    }
+    own = {"io.kubernetes.container.name": "train", "io.kubernetes.docker.type": "container"}
+    labels = {**image, **own}
+    _write(tmp_path / "docker" / ID / "config.v2.json", {"Config": {"Labels": labels}})
+    assert container_record(tmp_path, tmp_path / "docker", ID) == ContainerRecord(
+        "train", sandbox=False
+    )
+
+
 @pytest.mark.parametrize("config", ["{", '{"Config": {"Labels": 7}}'])
 def test_a_record_of_docker_that_is_none_is_named(tmp_path: Path, config: str) -> None:
     _write(tmp_path / "docker" / ID / "config.v2.json", config)
@@ -123,8 +137,8 @@ def test_a_half_written_bundle_is_an_error_naming_it(tmp_path: Path, text: str) 
         container_record(tmp_path, tmp_path / "docker", ID)
 
 
-@pytest.mark.parametrize("name", ["", 3, None, {}])
-def test_a_name_that_is_no_text_is_no_name(tmp_path: Path, name: object) -> None:
+@pytest.mark.parametrize("name", ["", 3, None, {}, "a\nb", "\ud800", "a/b", "-", "a" * 64])
+def test_what_kubernetes_calls_no_container_is_no_name(tmp_path: Path, name: object) -> None:
     annotations = {"io.kubernetes.cri.container-name": name}
     _write(tmp_path / "containerd" / K8S, {"annotations": annotations})
     assert container_record(tmp_path, tmp_path / "docker", ID) is None
