@@ -9,7 +9,9 @@ import gzip
 import hmac
 import logging
 import socket
+import sys
 import threading
+import time
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -28,6 +30,7 @@ _log = logging.getLogger(__name__)
 
 _MOST_AT_ONCE: Final = 16
 _SECONDS: Final = 10.0
+_QUIET_SECONDS: Final = 60.0
 _WORTH_PACKING: Final = 8192
 _TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 _HTML: Final = "text/html; charset=utf-8"
@@ -165,6 +168,7 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, host: str, port: int, site: Site) -> None:
         self.site = site
         self._places = threading.BoundedSemaphore(_MOST_AT_ONCE)
+        self._quiet_until = float("-inf")
         family, where = self._where(host, port)
         self.address_family = family
         super().__init__(where, _Request)
@@ -188,7 +192,12 @@ class _Server(ThreadingHTTPServer):
             self._places.release()
 
     def handle_error(self, _request: object, client_address: object) -> None:
-        _log.info("metrics: %s left before its answer", client_address)
+        """Whoever left took the connection along; all else is a mistake of ours."""
+        if isinstance(sys.exc_info()[1], OSError):
+            _log.info("metrics: %s left before its answer", client_address)
+        elif (now := time.monotonic()) >= self._quiet_until:
+            self._quiet_until = now + _QUIET_SECONDS
+            _log.exception("metrics: no answer to %s: report it with what follows", client_address)
 
     @staticmethod
     def _where(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]]:

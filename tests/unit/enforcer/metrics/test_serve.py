@@ -4,7 +4,9 @@ from __future__ import annotations
 import base64
 import gzip
 import http.client
+import logging
 import socket
+import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -239,6 +241,36 @@ def test_who_leaves_early_or_says_nothing_harms_nobody(unused_port: int) -> None
         assert get(connection, "/metrics")[0] == 200
         for one in idle:
             one.close()
+
+
+def test_an_answer_that_cannot_be_written_is_an_error_told_once_a_minute(
+    unused_port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    unwritten = replace(SNAPSHOT, problems=("\udcff",))
+    with caplog.at_level(logging.INFO), served(unused_port, site(unwritten)) as connection:
+        for _ in range(3):
+            with pytest.raises(OSError, match="without response"):
+                get(connection, "/")
+            connection.close()
+        assert get(connection, "/metrics")[0] == 200
+    (record,) = [one for one in caplog.records if one.levelno == logging.ERROR]
+    assert record.exc_info is not None
+    assert record.exc_info[0] is UnicodeEncodeError
+    assert not any("left before" in message for message in caplog.messages)
+
+
+def test_who_leaves_is_no_error(unused_port: int, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO), served(unused_port, site()) as connection:
+        rude = socket.create_connection(("127.0.0.1", unused_port))
+        rude.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        rude.sendall(b"GET / HTTP/1.1\r\n")
+        rude.close()
+        until = time.monotonic() + 30
+        while not caplog.messages and time.monotonic() < until:
+            time.sleep(0.01)
+        assert get(connection, "/metrics")[0] == 200
+    assert [one.levelno for one in caplog.records] == [logging.INFO]
+    assert "left before its answer" in caplog.messages[0]
 
 
 def test_many_at_once_are_answered_or_turned_away_but_none_hangs(unused_port: int) -> None:
