@@ -119,7 +119,8 @@ def main(argv: Sequence[str], out: TextIO | None = None) -> int:
 def library_of(proc: Path, pid: int) -> Path | None:
     """The libamdhip64 a process has loaded, as a path that leads to it from here."""
     try:
-        lines = (proc / str(pid) / "maps").read_text().splitlines()
+        # Names of files may be no UTF-8.
+        lines = (proc / str(pid) / "maps").read_text(errors="surrogateescape").split("\n")[:-1]
     except OSError:
         return None
     for text in lines:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar
 
 from bpf.btf import KernelTypes
 from bpf.libbpf import BpfError, Libbpf
-from bpf.tools.scope import Subject, wanted
+from bpf.tools.scope import Subject, printable, wanted
 
 if TYPE_CHECKING:
     import argparse
@@ -94,7 +94,7 @@ def follow(
         if options.count is not None and printed >= options.count:
             return
         if (event := read(data)) is not None and wanted(event, options):
-            print(line(event, time.strftime("%H:%M:%S")), file=out, flush=True)
+            print(printable(line(event, time.strftime("%H:%M:%S"))), file=out, flush=True)
             printed += 1
 
     probe["events"].open_ring_buffer(told)
@@ -115,7 +115,7 @@ def run(name: str, trace: Callable[[], None]) -> int:
     try:
         trace()
     except BpfError as error:
-        print(f"{name}: {error}", file=sys.stderr)
+        print(printable(f"{name}: {error}"), file=sys.stderr)
         return 1
     except (KeyboardInterrupt, BrokenPipeError):
         pass

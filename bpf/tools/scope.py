@@ -54,6 +54,11 @@ def container_of(path: str) -> str:
     return found[-1][:12] if found else path.rsplit("/", 1)[-1][-14:]
 
 
+def printable(text: str) -> str:
+    """With a ``?`` for what does not show as itself: a process's name must not move the cursor."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
 def add_filters(parser: argparse.ArgumentParser, *, gpu: bool = True) -> None:
     """The options every tool has."""
     parser.add_argument("--container", metavar="ID|PATH", help="container id, or cgroup path")

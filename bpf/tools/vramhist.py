@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from bpf.tools.manual import CONTAINER, GPU, manual
 from bpf.tools.probes import run
-from bpf.tools.scope import CGROUP_ROOT, Cgroups, bdf, container_of, inside
+from bpf.tools.scope import CGROUP_ROOT, Cgroups, bdf, container_of, inside, printable
 from bpf.tools.vramsnoop import attach
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def _trace(options: argparse.Namespace, out: TextIO) -> None:
         pass
     counts = _read(probe, cgroups, options)
     for (cgroup, gpu), sizes in sorted(counts.items()):
-        name = container_of(cgroups.path(cgroup))
+        name = printable(container_of(cgroups.path(cgroup)))
         print("", *drawn(name, bdf(gpu), sizes), sep="\n", file=out, flush=True)
     lost = sum(value.value for value in probe["lost"].values())
     if lost:

@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from bpf.libbpf import BpfError
 from bpf.tools import dmemsnoop, gatesnoop, gpus, hipsnoop, vramhist
+from bpf.tools.probes import follow, run
 from enforcer.cli import trace
 from tests.testbed.trees import GpuSpec, NodeSpec, write_sys
 
@@ -79,6 +82,47 @@ def test_a_line_stays_below_80_columns_at_its_longest(name: str) -> None:
     assert len(tool(name).HEADER.split()) == len(tool(name).line(LONGEST[name], "x").split())
 
 
+class Probe:
+    """A program of BCC's whose ring has one event at every poll."""
+
+    def __init__(self) -> None:
+        self.lost: dict[int, Any] = {}
+        self.told: Any = None
+
+    def __getitem__(self, table: str) -> Any:
+        return self if table == "events" else self.lost
+
+    def open_ring_buffer(self, told: Any) -> None:
+        self.told = told
+
+    def ring_buffer_poll(self, _timeout: int) -> None:
+        self.told(None, 0, 0)
+
+    def ring_buffer_consume(self) -> None:
+        pass
+
+
+def test_a_process_cannot_move_the_readers_cursor_by_its_name() -> None:
+    event = gatesnoop.Event(7, "a\x1b[2J\nb", "x/\udcff", "0000:c1:00.0", "kfd-alloc", 4, "ENOMEM")
+    out = io.StringIO()
+    options = gatesnoop.parser().parse_args(["--count", "1"])
+    follow(Probe(), options, lambda _: event, gatesnoop.line, gatesnoop.HEADER, out)
+    head, line = out.getvalue().splitlines()
+    assert head == gatesnoop.HEADER
+    assert line.isprintable()
+    assert "a?[2J?b" in line
+
+
+def test_nor_by_the_names_of_its_files(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> None:
+        raise BpfError("/proc/7/root/\x1b[2J\nlibamdhip64.so exports none of the calls")
+
+    assert run("hipsnoop", fail) == 1
+    assert capsys.readouterr().err == (
+        "hipsnoop: /proc/7/root/?[2J?libamdhip64.so exports none of the calls\n"
+    )
+
+
 def test_a_call_that_makes_vram_has_a_name_and_any_other_its_number() -> None:
     assert gatesnoop.call_name(226 << 20 | 128, 0xC0206440) == "gem-create"
     assert gatesnoop.call_name(235 << 20, 0xC0284B16) == "kfd-alloc"
@@ -127,10 +171,10 @@ def test_the_major_of_kfd_is_known_where_there_is_one(tmp_path: Path) -> None:
 def test_hips_library_is_that_of_the_process(tmp_path: Path) -> None:
     assert hipsnoop.library_of(tmp_path, 7) is None
     (tmp_path / "7").mkdir()
-    (tmp_path / "7/maps").write_text(
-        "7f00-7f01 r-xp 00000000 08:01 11 /usr/lib/libc.so.6\n"
-        "7f01-7f02 rw-p 00000000 00:00 0 \n"
-        "7f02-7f03 r-xp 00000000 08:01 12 /opt/rocm lib/libamdhip64.so.6.2\n"
+    (tmp_path / "7/maps").write_bytes(
+        b"7f00-7f01 r-xp 00000000 08:01 11 /tmp/\xff\x1c\n"
+        b"7f01-7f02 rw-p 00000000 00:00 0 \n"
+        b"7f02-7f03 r-xp 00000000 08:01 12 /opt/rocm lib/libamdhip64.so.6.2\n"
     )
     found = hipsnoop.library_of(tmp_path, 7)
     assert found == tmp_path / "7/root/opt/rocm lib/libamdhip64.so.6.2"
