@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -13,6 +14,12 @@ def test_help_lists_every_command_that_is_there(capsys: pytest.CaptureFixture[st
     assert caught.value.code == 0
     text = capsys.readouterr().out
     assert all(name in text for name in ("inventory", "enforcer", "device-plugin", "trace"))
+
+
+def test_the_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["--version"])
+    assert (caught.value.code, capsys.readouterr().out) == (0, f"{version('ringfence')}\n")
 
 
 @pytest.mark.parametrize("argv", [[], ["explode"], ["--nonsense"]])
