@@ -24,10 +24,13 @@ NAMESPACE: Final = "gpu-system"
 IMAGES: Final = {"image.tar": "", "next.tar": "99.0.0"}
 """File name -> version; empty: the project's own."""
 
+_REMOVE: Final = {"enabled": True, "confirm": True}
+"""Nobody is asked here which pods would lose their limit."""
+
 VALUES: Final[dict[str, dict[str, Any]]] = {
     "defaults": {},
-    "removed": {"remove": {"enabled": True}},
-    "removed, not privileged": {"remove": {"enabled": True}, "enforcer": {"privileged": False}},
+    "removed": {"remove": _REMOVE},
+    "removed, not privileged": {"remove": _REMOVE, "enforcer": {"privileged": False}},
 }
 """The sets of values, by the name of the file their objects are in."""
 
