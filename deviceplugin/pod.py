@@ -103,17 +103,17 @@ class Count:
 
 
 def parse_pod(pod: Json) -> Pod:
-    """The parts of a pod's JSON that matter."""
+    """The parts of a pod's JSON that matter. Raises one of ``MALFORMED``."""
     metadata = pod["metadata"]
     spec = pod.get("spec") or {}
     status = pod.get("status") or {}
     return Pod(
-        namespace=metadata["namespace"],
-        name=metadata["name"],
-        uid=metadata["uid"],
-        resource_version=metadata["resourceVersion"],
-        node=spec.get("nodeName") or "",
-        phase=status.get("phase") or "Pending",
+        namespace=_text(metadata["namespace"]),
+        name=_text(metadata["name"]),
+        uid=_text(metadata["uid"]),
+        resource_version=_text(metadata["resourceVersion"]),
+        node=_text(spec.get("nodeName") or ""),
+        phase=_text(status.get("phase") or "Pending"),
         deleted="deletionTimestamp" in metadata,
         claims=tuple(_claims(spec)),
         annotations=_annotations(metadata),
@@ -122,14 +122,14 @@ def parse_pod(pod: Json) -> Pod:
 
 
 def parse_node(node: Json) -> Node:
-    """The parts of a node's JSON that matter."""
+    """The parts of a node's JSON that matter. Raises one of ``MALFORMED``."""
     metadata = node["metadata"]
     status = node.get("status") or {}
     capacity, allocatable = status.get("capacity") or {}, status.get("allocatable") or {}
     return Node(
-        name=metadata["name"],
-        uid=metadata.get("uid", ""),
-        resource_version=metadata["resourceVersion"],
+        name=_text(metadata["name"]),
+        uid=_text(metadata.get("uid", "")),
+        resource_version=_text(metadata["resourceVersion"]),
         annotations=_annotations(metadata),
         capacity=MappingProxyType(
             {
@@ -173,6 +173,12 @@ def _annotations(metadata: Json) -> Mapping[str, str]:
     )
 
 
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected text, found {type(value).__name__}")
+    return value
+
+
 def _claims(spec: Json) -> list[Claim]:
     claims: list[Claim] = []
     for container in spec.get("initContainers") or []:
@@ -187,7 +193,7 @@ def _claims_of(container: Json, kind: ContainerKind) -> list[Claim]:
     limits = (container.get("resources") or {}).get("limits") or {}
     claims = [
         Claim(
-            container["name"],
+            _text(container["name"]),
             kind,
             _count(str(quantity)),
             resource,

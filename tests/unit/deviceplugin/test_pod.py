@@ -176,6 +176,8 @@ JUNK = st.recursive(
                     "allocatable",
                     "uid",
                     "env",
+                    "phase",
+                    "nodeName",
                     RESOURCE,
                 ]
             ),
@@ -195,6 +197,7 @@ def test_what_is_no_pod_and_no_node_is_told_by_an_error_that_is_expected(
     for item in ({**pod(), "spec": spec, "status": status}, {"metadata": metadata}):
         with suppress(MALFORMED):
             parsed = parse_pod(item)
-            assert all(isinstance(value, str) for value in parsed.annotations.values())
+            names = {parsed.uid, parsed.phase, *(claim.container for claim in parsed.claims)}
+            assert all(isinstance(text, str) for text in (*names, *parsed.annotations.values()))
         with suppress(MALFORMED):
             count_of(parse_node({**item, "metadata": {**good, "annotations": metadata}}), RESOURCE)
