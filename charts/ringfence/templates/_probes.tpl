@@ -2,7 +2,8 @@
 {{- /*
   The probes of a daemon, by its name. They read a file, and open no port. The verdict has its own
   delays (enforcer/host/heartbeat.py): it changes after a minute or two, so that to ask often would
-  only cost. A node that has no time for a probe is no reason to end a daemon, so one may take long.
+  only cost, 30 ms of a core each time. A node that has no time for a probe is no reason to end a
+  daemon, so one may take long.
 */ -}}
 {{- define "ringfence.probes" -}}
 # Until it says something at all. What it then calls its start may take twenty minutes.
@@ -20,6 +21,6 @@ livenessProbe:
 readinessProbe:
   exec:
     command: [ringfence, health, {{ . }}]
-  periodSeconds: 20
+  periodSeconds: 30
   timeoutSeconds: 30
 {{- end }}
