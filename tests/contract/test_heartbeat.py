@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from socket import AF_UNIX, socket
 from typing import TYPE_CHECKING
 
 from enforcer.host.heartbeat import LIVE_SECONDS, READY_SECONDS, Verdict, read_verdict
@@ -86,7 +87,8 @@ def test_a_kubelet_that_is_away_or_refuses_makes_no_plugin_unfit(bench: Bench) -
     plugin = start(bench, "beat", wait=False)
     eventually(lambda: is_ready(bench, "beat", f"{RESOURCE} waiting: "))
     # As one that was killed leaves it.
-    (bench.kubelet.plugins / "kubelet.sock").write_text("")
+    with socket(AF_UNIX) as left:
+        left.bind(str(bench.kubelet.plugins / "kubelet.sock"))
     eventually(lambda: is_ready(bench, "beat", f"{RESOURCE} refused: "))
     bench.kill(plugin)
     bench.kubelet.start()
