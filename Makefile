@@ -36,9 +36,12 @@ $(PROTO_PY) $(BPF_OBJECTS): | $(PYTHON)
 %_pb2.py: %.proto
 	$(PYTHON) -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. $<
 
+# The compiler's level; another one makes another build of the same programs.
+OPTIMISE ?= -O2
+
 # The kernel's types are ours (bpf/include/kernel.h); only its uapi headers are the machine's.
 bpf/%.bpf.o: bpf/%.bpf.c $(wildcard bpf/include/*.h)
-	$(CLANG) -target bpf -mcpu=v3 -O2 -g -Wall -Wextra -Wno-unused-parameter -Werror \
+	$(CLANG) -target bpf -mcpu=v3 $(OPTIMISE) -g -Wall -Wextra -Wno-unused-parameter -Werror \
 		-D__TARGET_ARCH_$(BPF_ARCH) -ffile-prefix-map=$(CURDIR)=. -fdebug-compilation-dir=. \
 		-Ibpf/include -idirafter /usr/include/$(BPF_TUPLE) -idirafter /usr/$(BPF_TUPLE)/include \
 		-c $< -o $@

@@ -54,6 +54,16 @@ _ETC = {
 
 
 @dataclass(frozen=True, slots=True)
+class Release:
+    """What is built of these sources."""
+
+    version: str = ""
+    """That of the wheel; empty: the project's."""
+    optimise: str = "-O2"
+    """The level that its programs and libraries are compiled at."""
+
+
+@dataclass(frozen=True, slots=True)
 class Built:
     """What a build leaves: the archive, its digest, the bill of materials, bytes when unpacked."""
 
@@ -70,15 +80,15 @@ def build(
     *,
     architecture: str = "amd64",
     flavour: str = "",
-    version: str = "",
+    release: Release = Release(),
     refresh: bool = False,
 ) -> Built:
     """Build one image into ``out``. Raises StepError.
 
-    ``version`` is that of the wheel; empty: the project's. The tag is it with the flavour.
+    The tag is the release's version with the flavour.
     """
     arch = ARCHITECTURES[architecture]
-    version = version or _version()
+    version = release.version or _version()
     tag = f"{version}-{flavour}" if flavour else version
     epoch = _epoch()
     with cache.lock("image", cache.step("image", report, "image.log")) as step:
@@ -91,7 +101,7 @@ def build(
             work = Path(name)
             root = work / "root"
             shutil.copytree(base / "root", root, symlinks=True, copy_function=os.link)
-            wheel = python.build_wheel(PROJECT, work, arch, version, epoch, step)
+            wheel = python.build_wheel(PROJECT, work, arch, version, release.optimise, epoch, step)
             python.install_ours(root, wheel)
             _write(root / _COMMAND, _SCRIPT, 0o755)
             _link(root / _HOOK, f"/{SITE}/audit_hook")
@@ -257,7 +267,7 @@ def main(argv: Sequence[str]) -> int:
             chosen.out,
             architecture=chosen.arch,
             flavour="debug" if chosen.debug else "",
-            version=chosen.release,
+            release=Release(chosen.release),
             refresh=chosen.refresh,
         )
     except (StepError, OSError, ValueError) as error:

@@ -31,11 +31,17 @@ _GENERATED = ("__pycache__", "*_pb2*.py*", "*.o", "*.so", "*.new")
 
 
 def build_wheel(
-    project: Path, into: Path, architecture: Architecture, version: str, epoch: int, step: Step
+    project: Path,
+    into: Path,
+    architecture: Architecture,
+    version: str,
+    optimise: str,
+    epoch: int,
+    step: Step,
 ) -> Path:
     """Our wheel, from a copy of the sources alone: what else lies in the tree has no part in it.
 
-    ``version`` is the wheel's, whatever pyproject.toml says.
+    ``version`` is the wheel's, whatever pyproject.toml says; ``optimise`` the compilers' level.
     """
     stage = into / "source"
     for name in SOURCES:
@@ -58,6 +64,7 @@ def build_wheel(
             "SOURCE_DATE_EPOCH": str(epoch),
             "BPF_ARCH": architecture.bpf,
             "CC": architecture.compiler,
+            "OPTIMISE": optimise,
         },
     )
     (wheel,) = wheels.glob("ringfence-*.whl")

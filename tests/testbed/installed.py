@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from image.build import build
+from image.build import Release, build
 from tests.testbed.cache import digest, digest_files
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ _GENERATED = (".o", ".so", ".pyc", ".pyi")
 
 NAMESPACE: Final = "gpu-system"
 
-IMAGES: Final = {"image.tar": "", "next.tar": "99.0.0"}
-"""File name -> version; empty: the project's own."""
+IMAGES: Final = {"image.tar": Release(), "next.tar": Release("99.0.0", optimise="-O3")}
+"""By file name. As between two releases, both the BPF programs and the hook differ."""
 
 _REMOVE: Final = {"enabled": True, "confirm": True}
 """Nobody is asked here which pods would lose their limit."""
@@ -39,8 +39,8 @@ def prepare(cache: Cache, report: Report) -> Path:
     """A directory with the images and a <name>.json per set of values. Raises StepError."""
 
     def make(into: Path, step: Step) -> None:
-        for name, version in IMAGES.items():
-            built = build(cache, report, into, version=version)
+        for name, release in IMAGES.items():
+            built = build(cache, report, into, release=release)
             built.archive.rename(into / name)
         for name, values in VALUES.items():
             (into / f"{name}.json").write_text(json.dumps(rendered(values)))

@@ -9,6 +9,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from deviceplugin.allocate import Mount
 from tests.contract.peers import hami
 from tests.contract.peers.apiserver import ApiServer
 from tests.contract.peers.kubelet import Kubelet
@@ -17,6 +18,7 @@ from tests.vm.guest.runc import Pod, RuncContainer
 from tests.vm.guest.services import Daemon, Enforcer, wait_for
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
     from typing import Self
 
@@ -108,8 +110,11 @@ class Cluster:
         """A pod of one container that the scheduler bound to this node with that annotation."""
         return hami.bind(self.api, hami.pod(name, hami.container("main", 1)), NODE, devices)
 
-    def run(self, item: hami.Json) -> Running:
-        """Everything kubelet and the runtime do for a bound pod, up to its running process."""
+    def run(self, item: hami.Json, folders: Sequence[str] = ()) -> Running:
+        """Everything kubelet and the runtime do for a bound pod, up to its running process.
+
+        ``folders`` of the node are there in the container as well.
+        """
         admitted = self.kubelet.admit(item)["main"]
         metadata = item["metadata"]
         pod = Pod(metadata["name"], metadata["namespace"], metadata["uid"]).create()
@@ -122,6 +127,13 @@ class Cluster:
             self._binary,
             env=dict(admitted.response.envs),
             devices=[device.host_path for device in admitted.response.devices],
+            mounts=[
+                *(Mount(folder, folder) for folder in folders),
+                *(
+                    Mount(one.host_path, one.container_path, one.read_only)
+                    for one in admitted.response.mounts
+                ),
+            ],
         )
         self._open.callback(_kill, container)
         wait_for("the container's cgroup", container.path.exists)

@@ -19,6 +19,8 @@ from typing import IO, TYPE_CHECKING, Self
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from deviceplugin.allocate import Mount
+
 CGROUP = Path("/sys/fs/cgroup")
 BUNDLES = Path("/run/containerd/io.containerd.runtime.v2.task/k8s.io")
 RUNC_ROOT = Path("/run/containerd/runc/k8s.io")
@@ -81,6 +83,7 @@ class RuncContainer:
         binary: Path,
         env: Mapping[str, str] | None = None,
         devices: Sequence[str] | None = None,
+        mounts: Sequence[Mount] = (),
     ) -> None:
         """Start ``argv`` with ``binary`` in /bin; ``devices`` None is every GPU's node."""
         self.pod = pod
@@ -93,7 +96,8 @@ class RuncContainer:
         for folder in ("bin", "dev", "proc", "tmp", "sys"):
             (rootfs / folder).mkdir(parents=True)
         shutil.copy2(binary, rootfs / "bin" / binary.name)
-        (self._bundle / "config.json").write_text(json.dumps(self._spec(argv, env or {}, devices)))
+        config = self._spec(argv, env or {}, devices, mounts)
+        (self._bundle / "config.json").write_text(json.dumps(config))
         self.process: subprocess.Popen[str] = subprocess.Popen(
             ["runc", "--root", RUNC_ROOT, "run", "--bundle", self._bundle, self.id],
             stdin=subprocess.PIPE,
@@ -124,6 +128,13 @@ class RuncContainer:
             for pid in procs.read_text().split()
         ]
 
+    def execute(self, *argv: str) -> str:
+        """Standard output of a program begun in the running container, as ``kubectl exec`` does."""
+        command = ["runc", "--root", str(RUNC_ROOT), "exec", self.id, *argv]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        assert done.returncode == 0, f"{' '.join(argv)}: {done.returncode}\n{done.stderr}"
+        return done.stdout
+
     def kill(self) -> None:
         """SIGKILL to every process of the container, as ``kill -9`` on the node would."""
         for pid in self.pids():
@@ -148,7 +159,11 @@ class RuncContainer:
         return status
 
     def _spec(
-        self, argv: list[str], env: Mapping[str, str], devices: Sequence[str] | None
+        self,
+        argv: list[str],
+        env: Mapping[str, str],
+        devices: Sequence[str] | None,
+        mounts: Sequence[Mount],
     ) -> dict[str, object]:
         paths = device_nodes() if devices is None else [Path(device) for device in devices]
         nodes = [(path, path.stat().st_rdev) for path in paths]
@@ -166,6 +181,15 @@ class RuncContainer:
             "mounts": [
                 {"destination": "/proc", "type": "proc", "source": "proc"},
                 {"destination": "/dev", "type": "tmpfs", "source": "tmpfs"},
+                *(
+                    {
+                        "destination": one.inside,
+                        "type": "bind",
+                        "source": one.host,
+                        "options": ["rbind", "ro" if one.read_only else "rw"],
+                    }
+                    for one in mounts
+                ),
             ],
             "annotations": {
                 "io.kubernetes.cri.container-type": "container",

@@ -34,6 +34,8 @@ from tests.vm.guest.runc import BUNDLES, RUNC_ROOT, Pod
 from tests.vm.guest.services import Enforcer, wait_for
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tests.testbed.podspec import Json
     from tests.vm.guest.cluster import Running
 
@@ -338,15 +340,17 @@ class InstalledCluster(Cluster):
         self.pod = pod
         return pod
 
-    def begin(self, name: str, gpu: int, mib: int, cus: int) -> Running:
-        """A running pod with that share.
+    def begin(
+        self, name: str, gpu: int, mib: int, cus: int, folders: Sequence[str] = ()
+    ) -> Running:
+        """A running pod with that share, and with those folders of the node.
 
         On a machine that gave the plugin no time for a second it answers that this is too long, and
         there is another pod of the name, as a ReplicaSet makes one.
         """
         for left in reversed(range(_TRIES)):
             try:
-                return self.run(self.bind(name, self.share(gpu, mib, cus)))
+                return self.run(self.bind(name, self.share(gpu, mib, cus)), folders)
             except AdmissionError as error:
                 if not left or _TOO_LATE not in str(error):
                     raise

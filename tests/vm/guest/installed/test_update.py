@@ -6,12 +6,16 @@ from __future__ import annotations
 import re
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from audit_hook.install import CURRENT
 from bpf import loader
+from bpf.libbpf import Libbpf
+from deviceplugin.hook import AUDITOR, IN_CONTAINER
 from enforcer.model import MIB
 from tests.contract.peers.allocatable import Allocatable
 from tests.contract.peers.kubelet import Second
@@ -20,11 +24,16 @@ from tests.vm.guest.node import RefusedError
 from tests.vm.guest.services import gate_limit, ledger, wait_for
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from enforcer.model import Gpu
     from tests.vm.guest.cluster import Running
     from tests.vm.guest.installed.cluster import DaemonPod, InstalledCluster
 
 PINS = Path("/sys/fs/bpf/ringfence")
+HOOK = Path("/var/lib/ringfence-hook")
+PROGRAMS = ("/usr/bin", "/usr/lib", "/lib", "/lib64")
+"""Folders of the node by which a container has programs that are linked as those of images are."""
 SLICE = 96
 PART = 32 * MIB
 _SECONDS = 300
@@ -74,17 +83,52 @@ class Busy(threading.Thread):
         self.join(60)
 
 
+@dataclass(frozen=True, slots=True)
+class Build:
+    """What of an image is at work on the node: the kernel's digest of each pinned program's code,
+    and the version of the hook that the next pod gets."""
+
+    gate: dict[str, str]
+    ledger: dict[str, str]
+    hook: str
+
+    @classmethod
+    def at_work(cls) -> Self:
+        return cls(_tags("gate"), _tags("ledger"), (HOOK / CURRENT).readlink().name)
+
+
+def _tags(part: str) -> dict[str, str]:
+    library = Libbpf()
+    return {
+        pin.name: library.program_tag(pin, linked=pin.name != "ledger_forget")
+        for pin in PINS.glob(f"*/*/{part}_*")
+        if pin.name != f"{part}_record"
+    }
+
+
+def _loads(running: Running) -> bytes:
+    """The hook's library, as a program has it that is begun in the container now."""
+    library = str(IN_CONTAINER / AUDITOR)
+    assert library in running.container.execute("/usr/bin/cat", "/proc/self/maps")
+    (pid, *_) = running.container.pids()
+    return Path(f"/proc/{pid}/root{library}").read_bytes()
+
+
 @pytest.mark.timeout(2800)
 def test_no_byte_over_and_no_refusal_below_from_version_to_version(
     cluster: InstalledCluster, gpu: Gpu, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one = cluster.begin("busy", gpu=0, mib=SLICE, cus=16)
+    one = cluster.begin("busy", gpu=0, mib=SLICE, cus=16, folders=PROGRAMS)
     wait_for(
         "the container's own limit",
         lambda: gate_limit(one.container.cgroup_id, gpu.bdf) == SLICE * MIB,
         _SECONDS,
     )
     one.client.open(gpu)
+    found = Build.at_work()
+    builds = {"image.tar": found}
+    hook = (HOOK / found.hook / AUDITOR).read_bytes()
+    assert _loads(one) == hook
     busy = Busy(one, gpu)
     busy.start()
     try:
@@ -103,6 +147,15 @@ def test_no_byte_over_and_no_refusal_below_from_version_to_version(
                       f"{second.value}: no GPU allocatable for {gap.finish():.1f} s")  # fmt: skip
             _still(cluster, busy, refused)
             assert busy.wrong == []
+            before, found = found, Build.at_work()
+            assert found.gate != before.gate
+            assert found.ledger != before.ledger
+            assert found.hook != before.hook
+            assert found == builds.setdefault(image, found)
+            versions = {path.name for path in HOOK.iterdir()} - {CURRENT}
+            assert versions == {build.hook for build in builds.values()}
+            # The container is given nothing new: it began under the first.
+            assert _loads(one) == hook
     finally:
         busy.finish()
     assert busy.wrong == []
