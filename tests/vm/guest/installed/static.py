@@ -94,13 +94,13 @@ class StaticCluster(Cluster):
         }
 
     def pids(self, daemon: str) -> list[int]:
-        """The processes of the container of that name."""
+        """The processes of the container of that name, but for its probes."""
         return [
             int(pid)
             for path in self.cgroups()
             if path.exists()
             for pid in (path / "cgroup.procs").read_text().split()
-            if daemon in _command(pid)
+            if daemon in (words := _command(pid)) and "health" not in words
         ]
 
     def end_static(self) -> None:
