@@ -97,7 +97,9 @@ def _run(options: argparse.Namespace, stop: threading.Event, heart: Heartbeat) -
             error.strerror,
         )
         return 1
-    kernel = layers.KernelLayers(options.bpf_objects, options.bpffs, options.sys)
+    kernel = layers.KernelLayers(
+        options.bpf_objects, options.bpffs, options.sys, loading=heart.start
+    )
     if Layer.GATE in options.layers:
         kernel.load_gate()
         kernel.set_policy(

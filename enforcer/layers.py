@@ -30,7 +30,7 @@ _NEWEST_HELPER = b"\0BPF_FUNC_get_func_ret\0"
 """The newest that both kinds of ledger call: in Linux 5.17, or ported back."""
 
 _RETRY_SECONDS = 20.0
-_MOST_RETRY_SECONDS = 600.0
+_MOST_RETRY_SECONDS = 3600.0
 _RETRY_SHARE = 0.01
 """Of a CPU: what verifies the programs first, and then cannot attach them, takes seconds."""
 
@@ -48,18 +48,24 @@ class KernelLayers:
         sys: Path,
         clock: Callable[[], float] = time.monotonic,
         worked: Callable[[], float] = time.thread_time,
+        loading: Callable[[], object] = bool,
     ) -> None:
         """``objects``: where the two .bpf.o lie; ``bpffs``: where to pin; ``sys``: the host's.
 
-        ``clock`` gives seconds, and ``worked`` those that a CPU worked for this thread.
+        ``clock`` gives seconds, and ``worked`` those that a CPU worked for this thread. ``loading``
+        is told before programs are loaded, which can take minutes.
         """
         self._objects = objects
         self._pins = bpffs / str(decode.SCHEMA)
         self._sys = sys
         self._clock = clock
         self._worked = worked
+        self._loading = loading
         self._gate_due = math.inf
         """When to load the gate once more."""
+        self._gate_failed = ""
+        self._gate_pause = _RETRY_SECONDS
+        """The shortest before the next try; longer each time that it fails as it did before."""
         self._policy: decode.Policy | None = None
         self._gate: loader.Gate | None = None
         self._ledger: loader.Ledger | None = None
@@ -89,6 +95,7 @@ class KernelLayers:
         A predecessor's ledger goes first: it may not follow all that this gate lets pass, while
         this ledger follows what any gate does.
         """
+        self._loading()
         began = self._worked()
         self._gate_due = math.inf
         if self.ledger is LedgerSource.NONE and self._predecessor():
@@ -108,8 +115,7 @@ class KernelLayers:
             _log_left_out("gate", gate.attached)
         self._apply_policy()
         if self.gate_off in (Why.NOT_LOADED, Why.NOT_PROVEN):
-            pause = max(_RETRY_SECONDS, (self._worked() - began) / _RETRY_SHARE)
-            self._gate_due = self._clock() + min(pause, _MOST_RETRY_SECONDS)
+            self._gate_due = self._clock() + self._pause(self._worked() - began)
 
     def retry_gate(self) -> None:
         """Load a gate that could not be loaded, now and then: what it lacked may be there by now.
@@ -121,6 +127,13 @@ class KernelLayers:
         self.load_gate()
         if self.gate_off is None:
             _log.info("gate on: what it lacked is there")
+
+    def _pause(self, worked: float) -> float:
+        failed = f"{self.gate_off}: {self.problems.get('gate', '')}"
+        again = failed == self._gate_failed
+        self._gate_failed = failed
+        self._gate_pause = self._gate_pause * 2 if again else _RETRY_SECONDS
+        return min(max(self._gate_pause, worked / _RETRY_SHARE), _MOST_RETRY_SECONDS)
 
     def switch_off(self) -> None:
         """Use no gate, nor leave a predecessor's acting on limits nobody keeps up to date."""
@@ -345,6 +358,7 @@ class KernelLayers:
         return any(self._pins.glob("*/ledger_*"))
 
     def _load_ledger(self) -> bool:
+        self._loading()
         try:
             ledger = loader.load_ledger(self._objects / "ledger.bpf.o", self._pins, keep=True)
         except (BpfError, OSError) as error:

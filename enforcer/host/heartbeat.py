@@ -132,7 +132,7 @@ class Heartbeat:
         self.start()
 
     def start(self) -> None:
-        """It has its turn and makes itself ready."""
+        """It has its turn and makes itself ready, or has to once more."""
         self._tell(Phase.STARTING, self._clock(), "", well=False)
 
     def wait(self, why: str) -> bool:

@@ -317,6 +317,9 @@ class Mended:
         self.seconds = 0.0
         self.now = 1000.0
         self.tries = 0
+        self.trouble = "no BPF file system"
+        self.loading: list[int] = []
+        """Tries of the gate before each load that was told of."""
         self.maps: list[Told] = []
         self.kernel = KernelLayers(
             path / "objects",
@@ -324,6 +327,7 @@ class Mended:
             path / "sys",
             lambda: self.now,
             lambda: self.tries * self.seconds,
+            lambda: self.loading.append(self.tries),
         )
         monkeypatch.setattr(loader, "load_gate", lambda *_, **__: self._load())
         monkeypatch.setattr(loader, "open_maps", lambda *_: self._open())
@@ -331,7 +335,7 @@ class Mended:
     def _load(self) -> loader.Gate:
         self.tries += 1
         if not self.mended:
-            raise BpfError("no BPF file system")
+            raise BpfError(self.trouble)
         return Proven(Path("/nowhere"), 1, {})
 
     def _open(self) -> Told:
@@ -361,10 +365,10 @@ def test_a_gate_that_lacked_something_is_loaded_when_that_is_there_and_told_its_
     caplog.set_level("INFO")
     node.kernel.load_gate()
     node.kernel.set_policy(Policy(refuse_imports=True))
-    assert node.pass_by(60) in (2, 3)
+    assert node.pass_by(62) == 2
     assert (node.kernel.gate.reason, "gate" in node.kernel.problems) == (Why.NOT_LOADED, True)
     node.mended = True
-    assert node.pass_by(30) == 1
+    assert node.pass_by(90) == 1
     assert (node.kernel.gate.on, node.kernel.problems) == (True, {})
     assert [told.policies for told in node.maps] == [[Policy(refuse_imports=True)]]
     assert "gate on: what it lacked is there" in caplog.text
@@ -377,8 +381,26 @@ def test_a_try_that_takes_long_is_made_seldom(node: Mended) -> None:
     assert node.pass_by(290) == 0
     assert node.pass_by(20) == 1
     node.seconds = 100.0
-    node.pass_by(400)
-    assert node.pass_by(1500) == 2
+    assert node.pass_by(700) == 1
+    assert node.pass_by(7300) == 2
+
+
+def test_what_fails_the_same_way_each_time_is_tried_less_and_less_and_what_changed_soon(
+    node: Mended,
+) -> None:
+    node.kernel.load_gate()
+    assert [node.pass_by(600) for _ in range(3)] == [4, 1, 1]
+    node.pass_by(3 * 3600)
+    assert node.pass_by(4 * 3600) == 4
+    node.trouble = "no memory for the programs"
+    assert node.pass_by(3700) == 5
+
+
+def test_a_load_is_told_before_it_begins(node: Mended) -> None:
+    node.kernel.load_gate()
+    node.kernel.maps = Told()
+    node.kernel.attach()
+    assert node.loading == [0, 1]
 
 
 def test_a_gate_that_is_not_wanted_or_never_possible_is_not_tried_again(node: Mended) -> None:
