@@ -18,6 +18,8 @@ livenessProbe:
     command: [ringfence, health, --live, {{ . }}]
   periodSeconds: 60
   timeoutSeconds: 30
+  # Nor is a disk that hangs for a while: the probe is read from it, the daemon is in memory.
+  failureThreshold: 5
 readinessProbe:
   exec:
     command: [ringfence, health, {{ . }}]
