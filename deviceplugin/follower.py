@@ -24,6 +24,8 @@ class Follower(ABC):
         self._cache = cache
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.mistake = ""
+        """What keeps the work from being done, in a line; empty while it is done."""
 
     @abstractmethod
     def work(self) -> float:
@@ -40,7 +42,7 @@ class Follower(ABC):
         self._thread.join(timeout=10)
 
     def _run(self) -> None:
-        mistake = ""
+        known = ""
         while not self._stopping.is_set():
             seen = self._cache.version
             try:
@@ -50,15 +52,16 @@ class Follower(ABC):
                 # again at every start, and its node would have no GPU for any pod.
                 # Where, as there can be a number in the message.
                 place = str(traceback.extract_tb(error.__traceback__)[-1:])
-                if place != mistake:
-                    mistake = place
+                self.mistake = f"{self._thread.name}: {error!r:.200}"
+                if place != known:
+                    known = place
                     _log.exception(
                         "%s: a mistake in it; trying again, report it with what follows",
                         self._thread.name,
                     )
                 self._stopping.wait(_MISTAKE_SECONDS)
                 continue
-            if mistake:
-                mistake = ""
+            if known:
+                known = self.mistake = ""
                 _log.info("%s: works again", self._thread.name)
             self._cache.wait_change(seen, pause)

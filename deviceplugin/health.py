@@ -68,7 +68,8 @@ class Offer:
         self._devices: tuple[Device, ...] = ()
         self._problems: tuple[str, ...] = ()
         self._version = 0
-        self._trouble = ""
+        self.trouble = ""
+        """Why the last look failed; empty if it did not."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="inventory", daemon=True)
 
@@ -137,12 +138,12 @@ class Offer:
         try:
             self.look()
         except OSError as error:
-            if str(error) != self._trouble:
-                self._trouble = str(error)
+            if str(error) != self.trouble:
+                self.trouble = str(error)
                 _log.warning("inventory: %s; the last one stays", error)
         else:
-            if self._trouble:
-                self._trouble = ""
+            if self.trouble:
+                self.trouble = ""
                 _log.info("inventory: it can be read again")
 
     def _pause(self) -> float:

@@ -15,6 +15,7 @@ from deviceplugin.cdi import Cdi, Groups
 from deviceplugin.checkpoint import Checkpoint
 from deviceplugin.events import CHECKPOINT, CONFLICT, Event, Events
 from deviceplugin.exporter import Exporter
+from deviceplugin.follower import Follower
 from deviceplugin.health import Offer
 from deviceplugin.hold import Holder
 from deviceplugin.hook import Hook, Installed
@@ -44,7 +45,7 @@ from enforcer.slices import FILE, CheckpointError
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
     from typing import IO
 
@@ -230,11 +231,20 @@ def _work(
         Standings(arguments.state_dir / STANDING),
         lambda resource: count_of(cache.node(), resource),
         heart=heart,
+        lacks=lambda: _lacks(parts, source, offer),
     )
     for part in reversed(parts):
         part.stop()
     cache.stop()
     return 1 if broken.is_set() else 0
+
+
+def _lacks(parts: Iterable[_Part], source: GpuSource, offer: Offer) -> list[str]:
+    """What the plugin cannot do, whatever it has registered: a line each."""
+    found = [one.mistake for one in parts if isinstance(one, Follower) and one.mistake]
+    if source.in_the_dark:
+        found.append("no GPU in sight here, and no answer from the enforcer")
+    return [*found, offer.trouble] if offer.trouble else found
 
 
 def _connect(arguments: argparse.Namespace) -> ApiServer:

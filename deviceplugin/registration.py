@@ -27,7 +27,7 @@ from deviceplugin.api.v1beta1_pb2_grpc import (
 from deviceplugin.standing import State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from deviceplugin.devices import Device
@@ -65,13 +65,15 @@ def register_all(  # noqa: PLR0913 - each is another part of the node
     counted: Callable[[str], Count | None],
     *,
     heart: Heartbeat,
+    lacks: Callable[[], Sequence[str]],
 ) -> None:
     """Register every resource that ``devices`` have ever had, until ``stopping`` is set.
 
     One without devices any more stays: kubelet sees none left, and pods may still hold some.
     ``conflict`` is told where another plugin seems to serve the same, ``standings`` how each is;
     ``counted`` is what the node's status says of a resource, None if it says nothing; ``heart``
-    beats while each registration is looked after.
+    beats while each registration is looked after, and is well while all is done, and ``lacks``
+    names nothing else that cannot be.
     """
     _remove_stale_sockets(directory)
     ones: dict[str, Registration] = {}
@@ -85,9 +87,10 @@ def register_all(  # noqa: PLR0913 - each is another part of the node
             )
             threads.append(thread)
             thread.start()
+        lacking = lacks()
         heart.beat(
-            well=all(one.settled for one in ones.values()),
-            why="; ".join(one.lack for one in ones.values() if one.lack),
+            well=not lacking and all(one.settled for one in ones.values()),
+            why="; ".join([*lacking, *(one.lack for one in ones.values() if one.lack)]),
             step=min((one.looked for one in ones.values()), default=None),
         )
         stopping.wait(LOOK_SECONDS)
@@ -176,8 +179,8 @@ class Registration:
                         due = max(due, now + _STREAM_SECONDS)
                         if now - registered > _SETTLED_SECONDS:
                             pause = _RETRY_SECONDS[0]
-                self._tell(kubelet is not None)
                 self.looked = time.monotonic()
+                self._tell(kubelet is not None)
                 stopping.wait(LOOK_SECONDS)
         finally:
             self._plugin.stop()

@@ -162,15 +162,16 @@ class Release(Follower):
         self._retries = {uid: retry for uid, retry in self._retries.items() if uid in uids}
         now = time.monotonic()
         pause = _IDLE_SECONDS
+        mistake: Exception | None = None
         for pod in pods:
             known = self._retries.get(pod.uid, _Retry(now, _RETRY_SECONDS[0]))
-            if not self._owed(pod, node):
-                self._settled(pod)
-                continue
-            if known.due > now:
-                pause = min(pause, known.due - now)
-                continue
             try:
+                if not self._owed(pod, node):
+                    self._settled(pod)
+                    continue
+                if known.due > now:
+                    pause = min(pause, known.due - now)
+                    continue
                 self._settle(pod)
                 self._settled(pod)
             except ApiServerError as error:
@@ -184,6 +185,11 @@ class Release(Follower):
                     delay = min(delay * 2, _RETRY_SECONDS[1])
                 self._retries[pod.uid] = _Retry(time.monotonic() + delay, delay, told)
                 pause = min(pause, delay)
+            except Exception as error:
+                # Told by the follower, after the others.
+                mistake = error
+        if mistake is not None:
+            raise mistake
         return pause
 
     def _settled(self, pod: Pod) -> None:

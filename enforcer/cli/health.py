@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from enforcer.host.heartbeat import read_verdict
+from enforcer.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,5 +42,5 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     found = read_verdict(options.heartbeat or FOLDER / options.daemon, time.monotonic())
     state = "ready" if found.ready else "alive, not ready" if found.live else "not alive"
-    sys.stdout.write(f"{options.daemon}: {state}: {found.line}\n")
+    sys.stdout.write(f"{options.daemon}: {state}: {printable(found.line)}\n")
     return int(not (found.live if options.live else found.ready))

@@ -11,9 +11,11 @@ import time
 from socket import AF_UNIX, socket
 from typing import TYPE_CHECKING
 
+from enforcer.api.server import Server
 from enforcer.host.heartbeat import LIVE_SECONDS, READY_SECONDS, Verdict, read_verdict
 from tests.contract.conftest import RESOURCE, eventually, running_bench
 from tests.contract.peers.kubelet import Second
+from tests.contract.test_health import Enforcer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -113,7 +115,13 @@ def test_one_that_kubelet_took_and_never_asked_is_alive_and_not_ready(bench: Ben
     eventually(lambda: is_ready(bench, "beat", f"{RESOURCE} unheard: "))
 
 
-def test_a_node_without_a_gpu_is_ready_for_one(short_path: Path) -> None:
+def test_a_node_without_a_gpu_is_ready_for_one_if_the_enforcer_says_so(short_path: Path) -> None:
     with running_bench(short_path, ()) as one:
-        start(one, "beat", wait=False)
+        start(one, "beat", "--health-pulse=1", wait=False)
+        dark = "no GPU in sight here, and no answer from the enforcer"
+        eventually(lambda: dark in says(one, "beat").line)
+        assert says(one, "beat") == says(one, "beat")._replace(live=True, ready=False)
+        server = Server(Enforcer(one.root), one.root / "enforcer.sock")
+        server.start()
         eventually(lambda: is_ready(one, "beat", "at work"))
+        server.stop()

@@ -22,8 +22,10 @@ class _Faulty(Follower):
         super().__init__("faulty", PodCache(ApiServer(client.ApiClient(), "node")))
         self.failures = failures
         self.done = threading.Event()
+        self.mistakes: list[str] = []
 
     def work(self) -> float:
+        self.mistakes.append(self.mistake)
         if self.failures:
             self.failures -= 1
             raise ValueError(f"what nobody thought of, {self.failures} more times")
@@ -43,3 +45,6 @@ def test_a_mistake_is_told_once_and_the_work_goes_on(
     assert caplog.text.count("faulty: a mistake in it") == 1
     assert "what nobody thought of, 2 more times" in caplog.text
     assert caplog.text.count("faulty: works again") == 1
+    assert [bool(mistake) for mistake in one.mistakes] == [False, True, True, True]
+    assert "faulty: ValueError('what nobody thought of, 0 more times')" in one.mistakes
+    assert one.mistake == ""

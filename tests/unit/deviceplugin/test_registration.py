@@ -6,10 +6,11 @@ from typing import cast
 
 from deviceplugin.checkpoint import Checkpoint
 from deviceplugin.health import Offer
-from deviceplugin.registration import Registration
+from deviceplugin.registration import Registration, register_all
 from deviceplugin.server import DevicePlugin, Giver
 from deviceplugin.standing import Standings
 from deviceplugin.terms import Terms
+from enforcer.host.heartbeat import Heartbeat, read_verdict
 
 
 def test_one_that_cannot_be_called_is_not_settled(tmp_path: Path) -> None:
@@ -39,6 +40,46 @@ def test_one_that_cannot_be_called_is_not_settled(tmp_path: Path) -> None:
         assert one.lack.startswith(f"amd.com/gpu refused: {directory}: cannot listen: ")
         assert not one.settled
         assert one.looked > begun
+    finally:
+        stopping.set()
+        thread.join(timeout=20)
+
+
+def test_one_that_cannot_do_its_work_is_alive_and_not_ready(tmp_path: Path) -> None:
+    lacking: list[str] = []
+    stopping = threading.Event()
+    beat = tmp_path / "beat"
+    thread = threading.Thread(
+        target=register_all,
+        args=(
+            lambda _: None,
+            lambda: (),
+            tmp_path,
+            stopping,
+            lambda _: None,
+            Standings(tmp_path / "standing"),
+            lambda _: None,
+        ),
+        kwargs={"heart": Heartbeat(beat, 0.5), "lacks": lambda: tuple(lacking)},
+    )
+    thread.start()
+
+    def answers(*, ready: bool, line: str) -> bool:
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            # As asked when what went well before has been too long ago.
+            found = read_verdict(beat, time.monotonic() + 59)
+            if (found.live, found.ready) == (True, ready) and line in found.line:
+                return True
+            time.sleep(0.02)
+        return False
+
+    try:
+        assert answers(ready=True, line="at work")
+        lacking.append("reap: KeyError('pods')")
+        assert answers(ready=False, line="reap: KeyError('pods')")
+        lacking.clear()
+        assert answers(ready=True, line="at work")
     finally:
         stopping.set()
         thread.join(timeout=20)

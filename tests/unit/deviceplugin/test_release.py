@@ -3,14 +3,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deviceplugin.release import settle
+from deviceplugin.release import Release, settle
 from enforcer.model import MIB, ContainerKind, Share
 
 from .given import BDF, DEVICES, ID, OTHER, OTHER_ID, claim, junk_annotations, pod, slice_of
+
+if TYPE_CHECKING:
+    from deviceplugin.pod import Pod
 
 BY_BDF = {device.gpu.bdf: device for device in DEVICES}
 TO = "hami.io/amd-devices-to-allocate"
@@ -102,3 +108,24 @@ def test_nothing_in_a_pods_annotations_breaks_what_it_is_owed(
     slices = [slice_of()] if served else []
     owed = settle(pod(**{"devices": ONE, **junk}), slices, failed, BY_BDF)
     json.dumps({"annotations": dict(owed.annotations)}).encode()
+
+
+def test_a_pod_that_nobody_thought_of_keeps_no_other_from_what_it_is_owed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pods = [pod(ONE, name=name) for name in ("first", "odd", "last")]
+    cache: Any = SimpleNamespace(pods=lambda: pods, node=lambda: None)
+    nobody: Any = None
+    release = Release(nobody, cache, nobody, lambda: DEVICES)
+    settled: list[str] = []
+
+    def settle_it(_: Release, one: Pod) -> None:
+        if one.name == "odd":
+            raise KeyError("what nobody thought of")
+        settled.append(one.name)
+
+    monkeypatch.setattr(Release, "_owed", lambda *_: True)
+    monkeypatch.setattr(Release, "_settle", settle_it)
+    with pytest.raises(KeyError, match="what nobody thought of"):
+        release.work()
+    assert settled == ["first", "last"]
