@@ -36,7 +36,7 @@ struct {
 
 #define TIMED(rounds, body)                                    \
 	({                                                     \
-		struct bpf_iter_num___ours it;                        \
+		struct bpf_iter_num___ours it;                 \
 		__u64 begin = bpf_ktime_get_ns(), refused = 0; \
 		__u32 zero = 0;                                \
 		struct timing *to;                             \
@@ -92,21 +92,25 @@ int BPF_PROG(time_reservation, __u64 fd, __u64 cmd, __u64 arg, __u64 rounds)
 	return 0;
 }
 
-SEC("raw_tp/sys_enter")
-int BPF_PROG(time_entries, __u64 gpu, __u64 size, __u64 unused, __u64 rounds)
+/* A buffer made and freed; the answer is whether it was on the books. */
+APART int entries_once(__u64 gpu, __u64 size)
 {
 	struct caller *caller;
 
-	TIMED(rounds, {
-		begin_buffer(gpu, ttm_bo_type_device, AMDGPU_GEM_DOMAIN_VRAM, false);
-		enter_vram(KEY + 1, KEY, size);
-		caller = current_caller(0);
-		if (caller) {
-			caller->creating = 0;
-			record_buffer(caller, KEY, size);
-		}
-		leave_vram(KEY + 1);
-		refused += !end_buffer(KEY);
-	});
+	begin_buffer(gpu, ttm_bo_type_device, AMDGPU_GEM_DOMAIN_VRAM, false);
+	enter_vram(KEY + 1, KEY, size);
+	caller = current_caller(0);
+	if (caller) {
+		caller->creating = 0;
+		record_buffer(caller, KEY, size);
+	}
+	leave_vram(KEY + 1);
+	return end_buffer(KEY);
+}
+
+SEC("raw_tp/sys_enter")
+int BPF_PROG(time_entries, __u64 gpu, __u64 size, __u64 unused, __u64 rounds)
+{
+	TIMED(rounds, refused += !entries_once(gpu, size));
 	return 0;
 }
