@@ -4,17 +4,20 @@
  * that every kernel lets us run (BPF_PROG_TEST_RUN of a raw tracepoint): the machine's own
  * processor instead of an emulated one, without what it costs the kernel to get to the program.
  */
+#include <linux/version.h>
 #include "../../bpf/gate.bpf.c"
 #include "follow.h"
 
-/* Open-coded iteration, since Linux 6.4, whose headers have the structure by its own name. */
-struct bpf_iter_num___ours {
+/* Open-coded iteration, since Linux 6.4. */
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 4, 0)
+struct bpf_iter_num {
 	__u64 opaque[1];
 } __attribute__((aligned(8)));
+#endif
 
-extern int bpf_iter_num_new(struct bpf_iter_num___ours *it, int start, int end) __ksym;
-extern int *bpf_iter_num_next(struct bpf_iter_num___ours *it) __ksym;
-extern void bpf_iter_num_destroy(struct bpf_iter_num___ours *it) __ksym;
+extern int bpf_iter_num_new(struct bpf_iter_num *it, int start, int end) __ksym;
+extern int *bpf_iter_num_next(struct bpf_iter_num *it) __ksym;
+extern void bpf_iter_num_destroy(struct bpf_iter_num *it) __ksym;
 /* A pointer that may be read through, since Linux 6.2. */
 extern void *bpf_rdonly_cast(const void *at, __u32 type) __ksym;
 
@@ -36,7 +39,7 @@ struct {
 
 #define TIMED(rounds, body)                                    \
 	({                                                     \
-		struct bpf_iter_num___ours it;                 \
+		struct bpf_iter_num it;                        \
 		__u64 begin = bpf_ktime_get_ns(), refused = 0; \
 		__u32 zero = 0;                                \
 		struct timing *to;                             \
