@@ -24,7 +24,7 @@ _TESTS = (
 )
 _PROBED = (
     "WhoIsHeld or EverythingComesBack or reload or undisturbed or unfollowed or placement or svm "
-    "or upgrade or real_time"
+    "or upgrade or real_time or perfmon"
 )
 
 

@@ -16,7 +16,7 @@ privileged: false
 capabilities:
   drop: [ALL]
   add: {{ index . 1 | toJson }}
-# It allows bpf and perf_event_open beside SYS_ADMIN.
+# It allows bpf beside SYS_ADMIN, and perf_event_open beside that or, newer ones, PERFMON.
 seccompProfile:
   type: RuntimeDefault
 # A confined container may not write cgroups and pins: not by the SELinux type, nor by the AppArmor

@@ -14,9 +14,13 @@ from tests.testbed.podspec import MASKED, READ_ONLY, default_profile
 from tests.vm.guest.services import Enforcer
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
-CAPABILITIES: Final = ("CAP_DAC_OVERRIDE", "CAP_SYS_ADMIN", "CAP_SYS_NICE", "CAP_SYS_PTRACE")
+    from tests.testbed.podspec import Json
+
+CAPABILITIES: Final = (
+    *("CAP_DAC_OVERRIDE", "CAP_PERFMON", "CAP_SYS_ADMIN", "CAP_SYS_NICE", "CAP_SYS_PTRACE"),
+)
 """What docs/security.md says stays, and the chart gives with ``enforcer.privileged: false``."""
 
 _WRITABLE: Final = ("/sys/fs/cgroup", "/sys/fs/bpf", "/run/ringfence")
@@ -95,11 +99,14 @@ class Confined(Enforcer):
                         {**node, "major": kfd},
                     ]
                 },
-                "seccomp": default_profile(
-                    json.loads(_PROFILE.read_text()), "amd64", self._capabilities
-                ),
+                "seccomp": seccomp(self._capabilities),
             },
         }
+
+
+def seccomp(capabilities: Iterable[str]) -> Json:
+    """What the runtime's default profile is for a container with these capabilities."""
+    return default_profile(json.loads(_PROFILE.read_text()), "amd64", capabilities)
 
 
 def _bind(path: str, *, writable: bool) -> dict[str, object]:

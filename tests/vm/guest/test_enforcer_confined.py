@@ -17,7 +17,7 @@ from bpf import loader
 from enforcer.api.client import Client
 from enforcer.host import dmem
 from enforcer.model import MIB
-from tests.vm.guest.confined import CAPABILITIES, Confined
+from tests.vm.guest.confined import CAPABILITIES, Confined, seccomp
 from tests.vm.guest.node import PlainClient
 from tests.vm.guest.services import CGROUP, ledger, ledger_source, wait_for
 from tests.vm.guest.test_limit import tenant
@@ -148,6 +148,21 @@ def test_without_real_time_a_ledger_of_probes_says_what_it_may_miss(
     said = only_pass(Confined(tmp_path, logs, capabilities, more=["--once"]))
     assert "without CAP_SYS_NICE it may miss a buffer" in said
     assert "gate on" in said
+
+
+@pytest.mark.probes
+def test_without_perfmon_it_has_probes_only_as_the_runtimes_profile_has_it(
+    tmp_path: Path, logs: Path
+) -> None:
+    capabilities = {*CAPABILITIES} - {"CAP_PERFMON"}
+    lets = [
+        rule["action"] == "SCMP_ACT_ALLOW"
+        for rule in seccomp(capabilities)["syscalls"]
+        if "perf_event_open" in rule["names"]
+    ]
+    said = only_pass(Confined(tmp_path, logs, capabilities, more=["--once"]))
+    assert ("gate on" in said) == any(lets)
+    assert ("cannot attach" in said) != any(lets)
 
 
 @pytest.mark.dmem

@@ -33,7 +33,7 @@ def test_a_copy_of_the_hosts_mounts_lets_go_of_what_the_host_unmounts(
 @pytest.mark.parametrize(
     ("effective", "said"),
     [
-        # The four of the chart, of none of them, and all.
+        # Four of the chart's, of none of them, and all.
         ("0000000000a80002", r"takes CAP_SYS_CHROOT: set enforcer\.privileged to true$"),
         ("0", "takes CAP_SYS_CHROOT and CAP_SYS_PTRACE and CAP_SYS_ADMIN: set "),
         ("000001ffffffffff", "which AppArmor, SELinux or seccomp may forbid: see "),
