@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 PINS = Path("/sys/fs/bpf/ringfence")
 _SECONDS = 1200
-"""Until a loop counts as hung, kubelet has asked three times, and what hangs has had its grace."""
+"""Until a loop counts as hung, kubelet has asked five times, and what hangs has had its grace."""
 
 
 @pytest.fixture
