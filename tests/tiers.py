@@ -33,7 +33,7 @@ from tests.testbed.stopping import stop_by_exception
 from tests.testbed.vm import PROJECT, NodeOptions, VmError, run_vm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 _PYTEST = ("python", "-m", "pytest", "-p", "no:cacheprovider")
@@ -57,6 +57,8 @@ _BESIDES = (
 _SCRAPE = "tests/contract/test_prometheus.py"
 _WITHOUT_KUBELET = "--ignore=tests/vm/guest/kubelet"
 _STOP_SECONDS = 20.0
+_NAMED = 5
+"""Of the tests of a tier that did not pass, so many are named at the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +266,8 @@ class Outcome:
     skipped: int = 0
     seconds: float = 0.0
     error: str = ""
+    red: tuple[str, ...] = ()
+    """A line for each test that did not pass: its name, and what it said first."""
 
     @property
     def green(self) -> bool:
@@ -274,11 +278,11 @@ class Outcome:
 def outcome(junit: Path, status: int, seconds: float) -> Outcome:
     """A tier's outcome from pytest's JUnit file and exit status."""
     try:
-        suites = list(ElementTree.parse(junit).getroot().iter("testsuite"))  # noqa: S314 - our own
+        root = ElementTree.parse(junit).getroot()  # noqa: S314 - our own
     except (OSError, ElementTree.ParseError) as error:
         return Outcome(seconds=seconds, error=f"exit status {status}, no result: {error}")
     counts = {
-        name: sum(int(suite.get(name, 0)) for suite in suites)
+        name: sum(int(suite.get(name, 0)) for suite in root.iter("testsuite"))
         for name in ("tests", "failures", "errors", "skipped")
     }
     failed = counts["failures"] + counts["errors"]
@@ -288,11 +292,23 @@ def outcome(junit: Path, status: int, seconds: float) -> Outcome:
         skipped=counts["skipped"],
         seconds=seconds,
         error="" if failed or status == 0 else f"exit status {status}",
+        red=tuple(_red(root)),
     )
 
 
+def _red(root: ElementTree.Element) -> Iterator[str]:
+    for case in root.iter("testcase"):
+        for kind in ("failure", "error", "skipped"):
+            for found in case.iterfind(kind):
+                said = (found.get("message") or "").strip().partition("\n")[0]
+                yield f"{case.get('classname')}::{case.get('name')}: {kind}: {said}"
+
+
 def table(results: Mapping[str, Outcome]) -> str:
-    """The tiers that ran, a line each, and the closing line."""
+    """The tiers that ran, a line each, the tests that did not pass, and the closing line.
+
+    The last lines of a long log are the ones that are kept, so they have to name them.
+    """
     lines = ["", f"{'tier':<22}{'passed':>7}{'failed':>7}{'skipped':>8}{'seconds':>9}"]
     for name, one in results.items():
         counts = f"{one.passed:>7}{one.failed:>7}{one.skipped:>8}{one.seconds:>9.0f}"
@@ -300,6 +316,9 @@ def table(results: Mapping[str, Outcome]) -> str:
     passed = sum(one.passed for one in results.values())
     # A tier that fell over, or skipped what it should have run, counts as a failure.
     failed = sum(max(one.failed, int(not one.green)) for one in results.values())
+    red = [f"{name}: {line}" for name, one in results.items() for line in one.red[:_NAMED]]
+    if red:
+        lines += ["", *red]
     return "\n".join([*lines, "", f"{passed} passed, {failed} failed"])
 
 

@@ -70,6 +70,31 @@ def test_the_closing_line_counts_a_skip_as_a_failure() -> None:
     assert lines[-1] == "3 passed, 1 failed"
 
 
+def test_the_tests_that_did_not_pass_are_named_at_the_end(tmp_path: Path) -> None:
+    (tmp_path / "j").write_text(
+        '<testsuites><testsuite tests="4" failures="1" errors="1" skipped="1">'
+        '<testcase classname="tests.a" name="test_good"/>'
+        '<testcase classname="tests.a" name="test_bad"><failure message="one&#10;two"/></testcase>'
+        '<testcase classname="tests.b" name="test_fell[1]"><error/></testcase>'
+        '<testcase classname="tests.b" name="test_not"><skipped message="why"/></testcase>'
+        "</testsuite></testsuites>"
+    )
+    lines = table({"a": Outcome(passed=2), "b": outcome(tmp_path / "j", 1, 1.0)}).splitlines()
+    assert lines[-5:] == [
+        "b: tests.a::test_bad: failure: one",
+        "b: tests.b::test_fell[1]: error: ",
+        "b: tests.b::test_not: skipped: why",
+        "",
+        "3 passed, 2 failed",
+    ]
+
+
+def test_of_many_tests_that_did_not_pass_a_few_are_named() -> None:
+    many = Outcome(passed=1, failed=9, red=tuple(f"test_{number}" for number in range(9)))
+    named = [line for line in table({"a": many}).splitlines() if "test_" in line]
+    assert named == [f"a: test_{number}" for number in range(5)]
+
+
 def test_lines_carry_the_tier_s_name_however_they_come_in() -> None:
     written: list[bytes] = []
     show = Prefixed("unit", written.append)
