@@ -47,6 +47,8 @@ class _State:
     since: float
     resetting: frozenset[int] = frozenset()
     """The KFD nodes whose reset began and did not end."""
+    began: float = 0.0
+    """When the last of them was told."""
     cause: str = ""
     wedged: str = ""
     gone: bool = False
@@ -125,13 +127,17 @@ class Health:
                     self._states[bdf] = replace(state, given_up=True)
 
     def wedged(self, bdf: str, method: str, task: str, now: float) -> None:
-        """The driver tells by uevent that a GPU hung, and what helps; ``task`` was to blame."""
+        """The driver tells by uevent that a GPU hung, and what helps; ``task`` was to blame.
+
+        That it was reset ends no reset that KFD told of: KFD tells of its end, too, and the uevent
+        of a former one can come after the beginning of the next.
+        """
         with self._lock:
             state = self._states.get(bdf)
             if state is None:
                 return
             if method == _RECOVERED:
-                state = replace(state, resetting=frozenset(), wedged="", last_reset=now)
+                state = replace(state, wedged="", last_reset=now)
             else:
                 by = f" (by {task})" if task else ""
                 state = replace(state, wedged=_short(f"{method}{by}"))
@@ -153,6 +159,7 @@ class Health:
                     state = replace(
                         state,
                         resetting=state.resetting | {event.kfd_id},
+                        began=now,
                         cause=_short(cause) or "no cause told",
                     )
                 case SmiKind.POST_RESET:
@@ -168,14 +175,18 @@ class Health:
             return tuple(
                 bdf
                 for bdf, state in sorted(self._states.items())
-                if state.resetting and now - state.since >= _RESET_SECONDS
+                if state.resetting and now - state.began >= _RESET_SECONDS
             )
 
-    def reset_ended(self, bdf: str, now: float) -> None:
-        """KFD lets processes in again, so the end of this GPU's reset was missed."""
+    def reset_ended(self, bdf: str, asked: float, now: float) -> None:
+        """KFD was asked at ``asked`` and let a process in, so the end of a reset was missed.
+
+        Not of one that began since.
+        """
         with self._lock:
-            state = replace(self._states[bdf], resetting=frozenset(), last_reset=now)
-            self._set(bdf, state, now)
+            state = self._states[bdf]
+            if state.began < asked:
+                self._set(bdf, replace(state, resetting=frozenset(), last_reset=now), now)
 
     def encode(self) -> str:
         """What a successor must know: the GPUs that are not healthy."""
@@ -200,6 +211,7 @@ class Health:
                 pci_bdf(pci_key(bdf)): _State(
                     instance=int(one["instance"]),
                     since=_finite(one["since"]),
+                    began=_finite(one["since"]),
                     resetting=frozenset(int(kfd_id) for kfd_id in one["resetting"]),
                     cause=_short(one["cause"]),
                     wedged=_short(one["wedged"]),

@@ -213,7 +213,8 @@ class Enforcer:
 
         KFD is locked from the beginning of a reset until it has succeeded.
         """
-        overdue = self.health.overdue(time.time())
+        asked = time.time()
+        overdue = self.health.overdue(asked)
         if not overdue:
             return
         try:
@@ -222,7 +223,7 @@ class Enforcer:
             return
         for bdf in overdue if kfd_opens else ():
             _log.info("GPU %s: KFD is open again, so its reset is over", bdf)
-            self.health.reset_ended(bdf, time.time())
+            self.health.reset_ended(bdf, asked, time.time())
             self.wake()
 
     def test_devices(self, bdfs: Sequence[str], wait: float) -> list[DeviceTest]:

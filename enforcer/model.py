@@ -355,7 +355,7 @@ class GpuHealth:
     since: float = 0.0
     """When it became as it is, or was first seen so."""
     last_reset: float | None = None
-    """When the last reset ended; what was in VRAM before is lost. None: none was heard of."""
+    """When the last reset ended; what was in VRAM before may be lost. None: none was heard of."""
     vm_faults: int = 0
     """Faults in address spaces of processes. They are the processes' own, and no ailment."""
     last_fault: str = ""

@@ -392,7 +392,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "ringfence_gpu_last_reset_timestamp_seconds",
         "gauge",
-        "End of its last reset, Unix time; what was in VRAM before is lost.",
+        "End of its last reset, Unix time; what was in VRAM before may be lost.",
         ("device",),
         _resets,
         "none was heard of",

@@ -66,13 +66,43 @@ def test_an_end_that_was_missed_can_be_found_out(health: Health) -> None:
     health.hear(ONE, SmiEvent(7, PRE, "1 MES hang"), 110.0)
     assert health.overdue(119.0) == ()
     assert health.overdue(120.0) == (ONE,)
-    health.reset_ended(ONE, 121.0)
+    health.reset_ended(ONE, 120.0, 121.0)
     assert (row(health).healthy, row(health).last_reset) == (True, 121.0)
     assert health.overdue(200.0) == ()
 
 
-def test_the_drivers_word_that_all_is_well_ends_a_reset(health: Health) -> None:
+def test_a_reset_that_began_while_kfd_was_asked_is_not_over(health: Health) -> None:
     health.hear(ONE, SmiEvent(7, PRE, "1 MES hang"), 110.0)
+    assert health.overdue(120.0) == (ONE,)
+    health.hear(ONE, SmiEvent(7, PRE, "1 MES hang"), 120.5)
+    health.reset_ended(ONE, 120.0, 121.0)
+    assert not row(health).healthy
+    assert health.overdue(130.0) == ()
+    assert health.overdue(130.5) == (ONE,)
+
+
+def test_the_end_of_a_successors_reset_can_be_found_out(health: Health) -> None:
+    health.hear(ONE, SmiEvent(7, PRE, "1 MES hang"), 110.0)
+    heir = Health()
+    heir.decode(health.encode())
+    assert heir.overdue(119.0) == ()
+    assert heir.overdue(120.0) == (ONE,)
+    heir.reset_ended(ONE, 120.0, 121.0)
+    assert row(heir).healthy
+
+
+def test_the_drivers_word_of_the_reset_before_ends_no_reset(health: Health) -> None:
+    health.hear(ONE, SmiEvent(7, PRE, "1 MES hang"), 110.0)
+    health.hear(ONE, SmiEvent(7, POST, "1 MES hang"), 111.0)
+    health.hear(ONE, SmiEvent(7, PRE, "1 MES hang"), 112.0)
+    health.wedged(ONE, "none", "", 113.0)
+    assert (row(health).healthy, row(health).last_reset) == (False, 113.0)
+    health.hear(ONE, SmiEvent(7, POST, "1 MES hang"), 114.0)
+    assert (row(health).healthy, row(health).last_reset) == (True, 114.0)
+
+
+def test_the_drivers_word_that_all_is_well_ends_what_it_asked_for(health: Health) -> None:
+    health.wedged(ONE, "rebind", "", 110.0)
     health.wedged(ONE, "none", "", 113.0)
     assert (row(health).healthy, row(health).last_reset) == (True, 113.0)
 
