@@ -28,6 +28,8 @@ WATCH_SECONDS = 60
 
 _MERGE_PATCH = "application/merge-patch+json"
 _CONNECT_SECONDS = 5.0
+_NOT_NOW = frozenset({401, 408, 429})
+"""A token on its way to be renewed, a server that was too slow, or asked too much at once."""
 
 
 class ApiServerError(Exception):
@@ -37,6 +39,11 @@ class ApiServerError(Exception):
         super().__init__(f"{what}: {why}")
         self.status = status
         """The HTTP status; 0 where there was no answer."""
+
+    @property
+    def final(self) -> bool:
+        """Whether the same request will hear the same again."""
+        return 400 <= self.status < 500 and self.status not in _NOT_NOW
 
 
 class ApiServer:

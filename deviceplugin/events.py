@@ -171,7 +171,7 @@ class Events:
                         "event %s of %s cannot be told: %s; it says: %s",
                         *(event.reason, about, error, event.message),
                     )
-                if 400 <= error.status < 500:
+                if error.final:
                     self._waiting.popleft()
                     continue
                 pause, self._pause = self._pause, min(self._pause * 2, _RETRY_SECONDS[1])

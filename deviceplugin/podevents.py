@@ -200,7 +200,7 @@ class PodEvents:
                     *(event.reason, event.namespace, event.pod, error, event.message),
                 )
             # The namespace is being deleted, or the right is missing: no better later.
-            return 400 <= error.status < 500
+            return error.final
         self._trouble = ""
         return True
 

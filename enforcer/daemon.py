@@ -205,10 +205,10 @@ def _end_with(apart: Apart, enforcer: Enforcer, lame: threading.Event) -> None:
 
 
 def _serve_metrics(options: argparse.Namespace, enforcer: Enforcer) -> Callable[[], None]:
-    """Metrics are no reason not to enforce: without their port the daemon goes on."""
+    """Metrics are no reason not to enforce: without them the daemon goes on."""
     if not options.metrics_address:
         return lambda: None
-    from enforcer.metrics.serve import Site, serve  # noqa: PLC0415 - as above
+    from enforcer.metrics.serve import Site, serve_when_free  # noqa: PLC0415 - as above
 
     site = Site(
         enforcer.snapshot,
@@ -218,8 +218,8 @@ def _serve_metrics(options: argparse.Namespace, enforcer: Enforcer) -> Callable[
         token=options.metrics_token_file,
     )
     try:
-        return serve(options.metrics_address, site)
-    except (OSError, ValueError) as error:
+        return serve_when_free(options.metrics_address, site)
+    except ValueError as error:
         _log.error("metrics at %s: %s; going on without", options.metrics_address, error)
         return lambda: None
 

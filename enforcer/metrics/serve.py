@@ -31,6 +31,7 @@ _log = logging.getLogger(__name__)
 _MOST_AT_ONCE: Final = 16
 _SECONDS: Final = 10.0
 _QUIET_SECONDS: Final = 60.0
+_RETRY_SECONDS: Final = 10.0
 _WORTH_PACKING: Final = 8192
 _TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 _HTML: Final = "text/html; charset=utf-8"
@@ -132,10 +133,7 @@ def serve(address: str, site: Site) -> Callable[[], None]:
     Without a host on every address of the machine, IPv6 and IPv4. Raises ValueError for an address
     of another form, OSError when it is taken.
     """
-    host, colon, port = address.rpartition(":")
-    if not colon or not port.isdecimal() or int(port) > 0xFFFF:
-        raise ValueError(f"expected [HOST]:PORT, found {address!r}")
-    server = _Server(host.strip("[]"), int(port), site)
+    server = _Server(*_host_and_port(address), site)
     thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
     thread.start()
 
@@ -145,6 +143,47 @@ def serve(address: str, site: Site) -> Callable[[], None]:
         thread.join()
 
     return stop
+
+
+def serve_when_free(address: str, site: Site) -> Callable[[], None]:
+    """``serve``, which is tried again and again as long as another has the address.
+
+    Raises ValueError as it does. What keeps it from serving is told in the log, once.
+    """
+    _host_and_port(address)
+    stopping = threading.Event()
+
+    def run() -> None:
+        told = ""
+        while not stopping.is_set():
+            try:
+                stop = serve(address, site)
+            except OSError as error:
+                if str(error) != told:
+                    told = str(error)
+                    _log.error("metrics at %s: %s; trying again now and then", address, error)
+                stopping.wait(_RETRY_SECONDS)
+                continue
+            if told:
+                _log.info("metrics at %s: served after all", address)
+            stopping.wait()
+            stop()
+
+    thread = threading.Thread(target=run, name="metrics-port", daemon=True)
+    thread.start()
+
+    def end() -> None:
+        stopping.set()
+        thread.join()
+
+    return end
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 0xFFFF:
+        raise ValueError(f"expected [HOST]:PORT, found {address!r}")
+    return host.strip("[]"), int(port)
 
 
 def _given(authorization: str) -> bytes | None:

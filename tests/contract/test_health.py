@@ -134,6 +134,20 @@ def test_events_wait_for_an_api_server_that_is_away(bench: Bench) -> None:
     eventually(lambda: events(bench) == [("AMDGPUMissing", "Warning")], timeout=40)
 
 
+@pytest.mark.parametrize("status", [401, 408, 429, 503])
+def test_events_that_the_api_server_does_not_take_now_are_told_later(
+    bench: Bench, status: int
+) -> None:
+    bench.start()
+    bench.gpu_ids()
+    bench.api.faults.refuse_events = status
+    node = bench.root / "sys/class/kfd/kfd/topology/nodes/2"
+    node.rename(bench.root / "gone")
+    eventually(lambda: "event AMDGPUMissing of the node cannot be told" in bench.log, timeout=20)
+    bench.api.faults.refuse_events = 0
+    eventually(lambda: events(bench) == [("AMDGPUMissing", "Warning")], timeout=40)
+
+
 def test_another_plugin_that_owns_the_resource_is_told_once(bench: Bench) -> None:
     bench.kubelet.second = Second.REFUSED
     bench.start(f"--state-dir={bench.root / 'other'}")

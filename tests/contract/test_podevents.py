@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pytest
+
 from enforcer.api.server import Server
 from enforcer.model import (
     MIB,
@@ -105,6 +107,28 @@ def test_what_could_not_be_told_is_told_when_the_api_server_is_back(bench: Bench
         eventually(lambda: "AMDGPUMemoryRefused of pod team/job" in bench.log, timeout=60)
         bench.api.faults.away = False
         eventually(lambda: "AMDGPUMemoryRefused" in reasons(bench), timeout=60)
+
+
+@pytest.mark.parametrize("status", [401, 408, 429, 503])
+def test_what_the_api_server_does_not_take_now_is_told_later(bench: Bench, status: int) -> None:
+    bench.api.faults.refuse_events = status
+    with enforcing(bench):
+        bench.start()
+        eventually(lambda: "AMDGPUSliceHeld of pod team/job" in bench.log, timeout=60)
+        bench.api.faults.refuse_events = 0
+        eventually(lambda: reasons(bench) == ["AMDGPUSliceHeld"], timeout=60)
+
+
+def test_what_the_api_server_never_takes_is_not_told_again_and_again(bench: Bench) -> None:
+    bench.api.faults.refuse_events = 403
+    with enforcing(bench) as enforcer:
+        bench.start()
+        eventually(lambda: "AMDGPUSliceHeld of pod team/job" in bench.log, timeout=60)
+        enforcer.latest = replace(enforcer.latest, incidents=(incident("refused_limit"),))
+        eventually(lambda: len(bench.requests("POST", "/events")) == 2, timeout=60)
+        bench.api.faults.refuse_events = 0
+        enforcer.latest = replace(enforcer.latest, incidents=(incident("switched_killed"),))
+        eventually(lambda: reasons(bench) == ["AMDGPUProcessKilled"], timeout=60)
 
 
 def test_without_an_enforcer_nothing_is_told(bench: Bench) -> None:

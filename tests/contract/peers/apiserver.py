@@ -61,6 +61,8 @@ class Faults:
     """So many patches get a 500 first."""
     token: str = ""
     """Requests without this bearer token get a 401."""
+    refuse_events: int = 0
+    """Events get this status."""
     denied_pod: str = ""
     """Patches of the pod of this name get a 403, as of an admission webhook."""
     conflicts: int = 0
@@ -359,6 +361,8 @@ class _Handler(BaseHTTPRequestHandler):
                 raise HttpError(415, "UnsupportedMediaType", "expected a merge patch")
             return store.patch(kind, (namespace, name), body)
         metadata = body.setdefault("metadata", {})
+        if kind == "events" and self.api.faults.refuse_events:
+            raise HttpError(self.api.faults.refuse_events, "Refused", "no event now")
         if "name" not in metadata:
             metadata["name"] = f"{metadata.get('generateName', '')}{uuid.uuid4().hex[:8]}"
         if namespace:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from enforcer.metrics import serve as module
-from enforcer.metrics.serve import Body, Site, serve
+from enforcer.metrics.serve import Body, Site, serve, serve_when_free
 from tests.unit.enforcer.sample import SNAPSHOT
 
 if TYPE_CHECKING:
@@ -64,6 +64,40 @@ def test_metrics_are_served_until_stopped(unused_port: int) -> None:
             serve(f"127.0.0.1:{unused_port}", site())
     with pytest.raises(OSError, match="refused"):
         get(http.client.HTTPConnection("127.0.0.1", unused_port), "/metrics")
+
+
+def test_a_port_that_another_has_is_taken_when_it_is_free(
+    unused_port: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(module, "_RETRY_SECONDS", 0.05)
+    first = serve(f"127.0.0.1:{unused_port}", site())
+    end = serve_when_free(f"127.0.0.1:{unused_port}", site())
+    try:
+        while "in use" not in caplog.text:
+            time.sleep(0.01)
+        time.sleep(0.2)
+        first()
+        while "served after all" not in caplog.text:
+            time.sleep(0.01)
+        connection = http.client.HTTPConnection("127.0.0.1", unused_port, timeout=30)
+        assert get(connection, "/metrics")[0] == 200
+        connection.close()
+    finally:
+        end()
+    assert caplog.text.count("trying again") == 1
+    with pytest.raises(OSError, match="refused"):
+        get(http.client.HTTPConnection("127.0.0.1", unused_port), "/metrics")
+
+
+def test_who_waits_for_a_port_can_be_stopped(unused_port: int) -> None:
+    with served(unused_port, site()):
+        serve_when_free(f"127.0.0.1:{unused_port}", site())()
+
+
+def test_nobody_waits_for_an_address_that_is_none() -> None:
+    with pytest.raises(ValueError, match=r"expected \[HOST\]:PORT"):
+        serve_when_free("nowhere", site())
 
 
 def test_without_a_host_both_families_are_answered(unused_port: int) -> None:
