@@ -77,10 +77,11 @@ def main(argv: Sequence[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
     try:
-        return run(arguments, stopping)
+        status = run(arguments, stopping)
     except _StartError as error:
         sys.stderr.write(f"ringfence device-plugin: {error}\n")
         return 1
+    return log.leave(status)
 
 
 class _Part(Protocol):

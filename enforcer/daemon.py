@@ -70,7 +70,8 @@ def main(argv: Sequence[str]) -> int:
         return 0
     with lock:
         heart.start()
-        return _unload(options) if options.unload else _run(options, stop, heart)
+        status = _unload(options) if options.unload else _run(options, stop, heart)
+    return log.leave(status) if lasting else status
 
 
 def _lock(options: argparse.Namespace, stop: threading.Event, heart: Heartbeat) -> IO[bytes] | None:

@@ -193,12 +193,11 @@ class KfdFollower:
 
     def _hear_resets(self, events: Sequence[SmiEvent]) -> None:
         bdfs = self._bdfs()
-        for event in events:
-            bdf = bdfs.get(event.kfd_id)
-            if bdf is not None:
-                _log.warning("GPU %s: %s %s", bdf, event.kind.name, event.text)
-                self._enforcer.health.hear(bdf, event, time.time())
-                self._enforcer.wake()
+        told = [(bdfs[event.kfd_id], event) for event in events if event.kfd_id in bdfs]
+        self._enforcer.health.hear(told, time.time())
+        self._enforcer.wake()
+        for bdf, event in told:
+            _log.warning("GPU %s: %s %s", bdf, event.kind.name, event.text)
 
     def _look_for_faults(self, listener: SmiListener) -> None:
         """Nobody is woken for them: they are counted, and nothing follows from them."""
@@ -208,11 +207,11 @@ class KfdFollower:
         self._faults_due = now + _FAULT_SECONDS
         bdfs = self._bdfs()
         for descriptor in listener.faults:
-            for event in listener.read(descriptor):
-                bdf = bdfs.get(event.kfd_id)
-                if bdf is not None:
-                    self._faults.add(bdf, event.text)
-                    self._enforcer.health.hear(bdf, event, time.time())
+            events = listener.read(descriptor)
+            told = [(bdfs[event.kfd_id], event) for event in events if event.kfd_id in bdfs]
+            self._enforcer.health.hear(told, time.time())
+            for bdf, event in told:
+                self._faults.add(bdf, event.text)
         for line in self._faults.due(now):
             _log.warning("%s", line)
 

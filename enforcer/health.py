@@ -20,7 +20,7 @@ from enforcer.model import GpuHealth, pci_bdf, pci_key
 from enforcer.printable import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterable, Mapping
     from pathlib import Path
 
     from enforcer.host.smi import SmiEvent
@@ -143,12 +143,14 @@ class Health:
                 state = replace(state, wedged=_short(f"{method}{by}"))
             self._set(bdf, state, now)
 
-    def hear(self, bdf: str, event: SmiEvent, now: float) -> None:
-        """KFD tells something of one of a GPU's nodes."""
+    def hear(self, events: Iterable[tuple[str, SmiEvent]], now: float) -> None:
+        """KFD tells something of nodes of GPUs, in its order: seen by nobody half-way."""
         with self._lock:
-            state = self._states.get(bdf)
-            if state is None:
-                return
+            for bdf, event in events:
+                self._hear(bdf, event, now)
+
+    def _hear(self, bdf: str, event: SmiEvent, now: float) -> None:
+        if (state := self._states.get(bdf)) is not None:
             match event.kind:
                 case SmiKind.VM_FAULT:
                     pid, _, task = event.text.partition(":")

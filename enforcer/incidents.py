@@ -74,6 +74,8 @@ class Incidents:
     def __init__(self) -> None:
         self._rows: dict[_Key, _Row] = {}
         self._owners: Mapping[int, _Owner] = {}
+        self._early: list[GateEvent] = []
+        """Of cgroups that the last call knew nothing of: they can be younger than its walk."""
 
     @property
     def rows(self) -> tuple[Incident, ...]:
@@ -92,13 +94,16 @@ class Incidents:
         """Take in what was told since the last call, at ``now`` (CLOCK_MONOTONIC) = ``unix``.
 
         The lines to log: the first of a kind at once, then at most one a minute. What cannot be
-        told to belong to a pod with a slice is left out; the gate's counters have it.
+        told by the next call either to belong to a pod with a slice is left out; the gate's
+        counters have it.
         """
         pods = {one.pod_uid: one for one in slices}
         # The container may have gone between the call and this pass.
         known = {**self._owners, **owners}
         self._owners = owners
-        for event in events:
+        events = list(events)
+        late, self._early = self._early, [one for one in events if one.cgroup not in known]
+        for event in [*late, *events]:
             owner = known.get(event.cgroup)
             one = None if owner is None else pods.get(_pod(owner))
             if owner is not None and one is not None:

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from enforcer.printable import printable
 
@@ -34,3 +35,12 @@ def to_stderr(level: int | str, form: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LineFormatter(form))
     logging.basicConfig(level=level, handlers=[handler])
+
+
+def leave(status: int) -> NoReturn:
+    """End this process, whose other threads may be in the middle of a line.
+
+    The interpreter's own end would wait for the lock of standard error that such a thread holds,
+    and abort. A record is written out when it is logged, so none is lost.
+    """
+    os._exit(status)

@@ -62,8 +62,8 @@ class Overruns:
         """``kill`` False: report only."""
         self._kill = kill
         self._due: dict[tuple[int, int], float] = {}
-        self._ended: dict[tuple[int, int], tuple[float, int]] = {}
-        """Pods, and which container of theirs was ended: when to look at what is left of it."""
+        self._ended: dict[tuple[int, int], tuple[float, int | None]] = {}
+        """Pods: when to look at the container of theirs that was ended, None once it was gone."""
 
     def add(self, events: Iterable[GateEvent]) -> None:
         """Remember the switches among what the gate told."""
@@ -111,21 +111,22 @@ class Overruns:
     ) -> tuple[list[KillCgroup], list[Overrun]]:
         """What has to be ended at ``now`` (CLOCK_MONOTONIC), and what to tell of it.
 
-        ``ledger`` and ``limits`` are what the maps read, None if they could not be: then the
-        judgement waits. ``empty`` tells whether a cgroup that is there has no process.
+        ``ledger`` and ``limits`` are what the maps read since ``now``, None if they could not be:
+        then the judgement waits. ``empty`` tells whether a cgroup that is there has no process.
         """
         if ledger is None or limits is None:
             return [], []
         for key, (due, container) in list(self._ended.items()):
             if now < due:
                 continue
-            dying = owners.get(container)
-            if dying is not None and not empty(dying):
-                # Its buffers may be its own yet.
-                self._ended[key] = now + _SECONDS, container
+            if container is not None:
+                dying = owners.get(container)
+                gone = dying is None or empty(dying)
+                # The maps were read before it was seen to be gone: its buffers are in them.
+                self._ended[key] = (now, None) if gone else (now + _SECONDS, container)
                 continue
             del self._ended[key]
-            self._due.setdefault(key, now)
+            self._due.setdefault(key, now + _SECONDS)
         kills: list[KillCgroup] = []
         overruns: list[Overrun] = []
         for key in [key for key, due in self._due.items() if now >= due]:

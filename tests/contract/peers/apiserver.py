@@ -355,14 +355,12 @@ class _Handler(BaseHTTPRequestHandler):
             return store.get(kind, (namespace, name))
         if method == "DELETE":
             return store.delete(kind, (namespace, name))
+        self._object_faults(method, f"{kind}/{name}", body)
         if method == "PATCH":
-            self._patch_faults(f"{kind}/{name}", body)
             if self.headers.get("Content-Type") != "application/merge-patch+json":
                 raise HttpError(415, "UnsupportedMediaType", "expected a merge patch")
             return store.patch(kind, (namespace, name), body)
         metadata = body.setdefault("metadata", {})
-        if kind == "events" and self.api.faults.refuse_events:
-            raise HttpError(self.api.faults.refuse_events, "Refused", "no event now")
         if "name" not in metadata:
             metadata["name"] = f"{metadata.get('generateName', '')}{uuid.uuid4().hex[:8]}"
         if namespace:
@@ -371,8 +369,12 @@ class _Handler(BaseHTTPRequestHandler):
             raise HttpError(409, "AlreadyExists", f'{kind} "{metadata["name"]}" already exists')
         return store.put(kind, body)
 
-    def _patch_faults(self, what: str, body: Json) -> None:
+    def _object_faults(self, method: str, what: str, body: Json) -> None:
         faults = self.api.faults
+        if method == "POST" and what.startswith("events/") and faults.refuse_events:
+            raise HttpError(faults.refuse_events, "Refused", "no event now")
+        if method != "PATCH":
+            return
         if what == f"pods/{faults.denied_pod}":
             raise HttpError(
                 403, "Forbidden", f'admission webhook "no.example" denied it at {time.time()}'

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from threading import Thread
+from time import sleep
 
 import pytest
 from hypothesis import given
@@ -35,7 +38,7 @@ def test_a_gpu_that_nothing_was_told_of_is_healthy(health: Health) -> None:
 
 
 def test_a_reset_makes_a_gpu_unhealthy_until_it_ends(health: Health) -> None:
-    health.hear(ONE, SmiEvent(7, PRE, "1 job hang from ring gfx"), 110.0)
+    health.hear([(ONE, SmiEvent(7, PRE, "1 job hang from ring gfx"))], 110.0)
     ill = row(health)
     assert (ill.healthy, ill.reason, ill.since) == (
         False,
@@ -43,27 +46,45 @@ def test_a_reset_makes_a_gpu_unhealthy_until_it_ends(health: Health) -> None:
         110.0,
     )
     assert row(health, OTHER).healthy
-    health.hear(ONE, SmiEvent(7, POST, "1 job hang from ring gfx"), 112.0)
+    health.hear([(ONE, SmiEvent(7, POST, "1 job hang from ring gfx"))], 112.0)
     well = row(health)
     assert (well.healthy, well.reason, well.since, well.last_reset) == (True, "", 112.0, 112.0)
 
 
+def test_resets_that_are_told_at_once_are_seen_at_their_last() -> None:
+    health = Health()
+    health.see({ONE: 1}, 100.0)
+    seen = []
+
+    def told() -> Iterator[tuple[str, SmiEvent]]:
+        for kind in (PRE, POST, PRE):
+            reader = Thread(target=lambda: seen.append(row(health).reason))
+            reader.start()
+            reader.join(0.05)
+            yield ONE, SmiEvent(7, kind, "1 MES hang")
+
+    health.hear(told(), 110.0)
+    while len(seen) < 3:
+        sleep(0.01)
+    assert seen == ["being reset: MES hang"] * 3
+
+
 def test_a_gpu_of_several_nodes_is_well_when_all_are(health: Health) -> None:
     for node in (7, 8):
-        health.hear(ONE, SmiEvent(node, PRE, "1 RAS error"), 110.0)
-    health.hear(ONE, SmiEvent(8, POST, "1 RAS error"), 111.0)
+        health.hear([(ONE, SmiEvent(node, PRE, "1 RAS error"))], 110.0)
+    health.hear([(ONE, SmiEvent(8, POST, "1 RAS error"))], 111.0)
     assert not row(health).healthy
-    health.hear(ONE, SmiEvent(7, POST, "1 RAS error"), 112.0)
+    health.hear([(ONE, SmiEvent(7, POST, "1 RAS error"))], 112.0)
     assert row(health).healthy
 
 
 def test_a_reset_without_a_cause_says_so(health: Health) -> None:
-    health.hear(ONE, SmiEvent(7, PRE, "1"), 110.0)
+    health.hear([(ONE, SmiEvent(7, PRE, "1"))], 110.0)
     assert row(health).reason == "being reset: no cause told"
 
 
 def test_an_end_that_was_missed_can_be_found_out(health: Health) -> None:
-    health.hear(ONE, SmiEvent(7, PRE, "1 MES hang"), 110.0)
+    health.hear([(ONE, SmiEvent(7, PRE, "1 MES hang"))], 110.0)
     assert health.overdue(119.0) == ()
     assert health.overdue(120.0) == (ONE,)
     health.reset_ended(ONE, 120.0, 121.0)
@@ -72,9 +93,9 @@ def test_an_end_that_was_missed_can_be_found_out(health: Health) -> None:
 
 
 def test_a_reset_that_began_while_kfd_was_asked_is_not_over(health: Health) -> None:
-    health.hear(ONE, SmiEvent(7, PRE, "1 MES hang"), 110.0)
+    health.hear([(ONE, SmiEvent(7, PRE, "1 MES hang"))], 110.0)
     assert health.overdue(120.0) == (ONE,)
-    health.hear(ONE, SmiEvent(7, PRE, "1 MES hang"), 120.5)
+    health.hear([(ONE, SmiEvent(7, PRE, "1 MES hang"))], 120.5)
     health.reset_ended(ONE, 120.0, 121.0)
     assert not row(health).healthy
     assert health.overdue(130.0) == ()
@@ -82,7 +103,7 @@ def test_a_reset_that_began_while_kfd_was_asked_is_not_over(health: Health) -> N
 
 
 def test_the_end_of_a_successors_reset_can_be_found_out(health: Health) -> None:
-    health.hear(ONE, SmiEvent(7, PRE, "1 MES hang"), 110.0)
+    health.hear([(ONE, SmiEvent(7, PRE, "1 MES hang"))], 110.0)
     heir = Health()
     heir.decode(health.encode())
     assert heir.overdue(119.0) == ()
@@ -92,12 +113,12 @@ def test_the_end_of_a_successors_reset_can_be_found_out(health: Health) -> None:
 
 
 def test_the_drivers_word_of_the_reset_before_ends_no_reset(health: Health) -> None:
-    health.hear(ONE, SmiEvent(7, PRE, "1 MES hang"), 110.0)
-    health.hear(ONE, SmiEvent(7, POST, "1 MES hang"), 111.0)
-    health.hear(ONE, SmiEvent(7, PRE, "1 MES hang"), 112.0)
+    health.hear([(ONE, SmiEvent(7, PRE, "1 MES hang"))], 110.0)
+    health.hear([(ONE, SmiEvent(7, POST, "1 MES hang"))], 111.0)
+    health.hear([(ONE, SmiEvent(7, PRE, "1 MES hang"))], 112.0)
     health.wedged(ONE, "none", "", 113.0)
     assert (row(health).healthy, row(health).last_reset) == (False, 113.0)
-    health.hear(ONE, SmiEvent(7, POST, "1 MES hang"), 114.0)
+    health.hear([(ONE, SmiEvent(7, POST, "1 MES hang"))], 114.0)
     assert (row(health).healthy, row(health).last_reset) == (True, 114.0)
 
 
@@ -162,8 +183,8 @@ def test_a_gpu_that_is_ill_and_there_is_never_given_up(health: Health) -> None:
 
 
 def test_a_fault_of_a_process_is_counted_and_no_ailment(health: Health) -> None:
-    health.hear(ONE, SmiEvent(7, FAULT, "1267:python3"), 110.0)
-    health.hear(ONE, SmiEvent(7, FAULT, "1267:py\nthon"), 111.0)
+    health.hear([(ONE, SmiEvent(7, FAULT, "1267:python3"))], 110.0)
+    health.hear([(ONE, SmiEvent(7, FAULT, "1267:py\nthon"))], 111.0)
     assert row(health) == GpuHealth(
         ONE, healthy=True, since=100.0, vm_faults=2, last_fault="py?thon[4711]"
     )
@@ -172,18 +193,18 @@ def test_a_fault_of_a_process_is_counted_and_no_ailment(health: Health) -> None:
 def test_what_is_told_of_an_unknown_gpu_is_passed_over(health: Health) -> None:
     before = health.rows
     health.wedged("0000:99:00.0", "rebind", "", 110.0)
-    health.hear("0000:99:00.0", SmiEvent(7, PRE, "1"), 110.0)
+    health.hear([("0000:99:00.0", SmiEvent(7, PRE, "1"))], 110.0)
     assert health.rows == before
 
 
 def test_a_successor_knows_who_is_ill(health: Health) -> None:
-    health.hear(ONE, SmiEvent(7, PRE, "1 HWS hang"), 110.0)
+    health.hear([(ONE, SmiEvent(7, PRE, "1 HWS hang"))], 110.0)
     heir = Health()
     heir.decode(health.encode())
     heir.see({ONE: 1, OTHER: 2}, 200.0)
     assert row(heir) == row(health)
     assert row(heir, OTHER).healthy
-    heir.hear(ONE, SmiEvent(7, POST, "1"), 210.0)
+    heir.hear([(ONE, SmiEvent(7, POST, "1"))], 210.0)
     assert row(heir).healthy
 
 
@@ -211,7 +232,7 @@ def test_no_text_of_the_driver_breaks_it(told: list[tuple[SmiKind, str]]) -> Non
     health = Health()
     health.see({ONE: 1}, 1.0)
     for kind, text in told:
-        health.hear(ONE, SmiEvent(7, kind, text), 2.0)
+        health.hear([(ONE, SmiEvent(7, kind, text))], 2.0)
     heir = Health()
     heir.decode(health.encode())
     assert (row(health).reason + row(health).last_fault + "x").isprintable()

@@ -75,6 +75,23 @@ def test_a_container_that_went_meanwhile_is_still_known() -> None:
     assert len(incidents.add([EVENT], {100: POD}, [SLICE], 61.0, 0.0)) == 1
 
 
+def test_a_container_that_the_walk_came_too_early_for_is_known_by_the_next() -> None:
+    incidents = Incidents()
+    assert incidents.add([EVENT], {100: POD}, [SLICE], 60.0, 1000.0) == []
+    (line,) = incidents.add([], OWNERS, [SLICE], 62.0, 1002.0)
+    assert line.startswith("container train of ns/p")
+    (row,) = incidents.rows
+    assert (row.time, row.count) == (990.0, 1)
+    assert incidents.add([], OWNERS, [SLICE], 500.0, 1440.0) == []
+
+
+def test_who_is_not_known_by_the_next_walk_either_is_left_out() -> None:
+    incidents = Incidents()
+    for now in (60.0, 62.0):
+        assert incidents.add([EVENT] * int(now == 60.0), {100: POD}, [SLICE], now, now) == []
+    assert incidents.add([], OWNERS, [SLICE], 64.0, 64.0) == []
+
+
 def test_what_belongs_to_no_slice_is_left_out() -> None:
     incidents = Incidents()
     assert incidents.add([replace(EVENT, cgroup=7)], OWNERS, [SLICE], 60.0, 0.0) == []

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 import io
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -36,3 +38,18 @@ def test_a_traceback_is_set_in_and_no_line_of_it_looks_like_a_record(out: io.Str
     assert others[0] == "  Traceback (most recent call last):"
     assert others[-1] == "  ERROR forged?[2J"
     assert all(line.startswith("  ") for line in others)
+
+
+_BLOCKED = """
+import logging, os, sys, threading, time
+from enforcer import log
+log.to_stderr("INFO", "%(message)s")
+threading.Thread(target=lambda: [logging.info("x" * 4096) for _ in range(99)], daemon=True).start()
+time.sleep(1)
+log.leave(3)
+"""
+
+
+def test_a_process_ends_though_nobody_reads_what_its_threads_write() -> None:
+    with subprocess.Popen([sys.executable, "-c", _BLOCKED], stderr=subprocess.PIPE) as process:
+        assert process.wait(30) == 3

@@ -36,6 +36,7 @@ from tests.unit.enforcer.imagestore.runtime import containerd, serving
 
 UID = "0f3c1d52-6a0b-4e5a-9d0e-2b1a4c7d8e9f"
 GPU = GpuSpec("0000:03:00.0", kfd_id=5, card=1, render=128)
+HANG = SmiEvent(5, SmiKind.PRE_RESET, "1 MES hang")
 TRAIN = ContainerSpec("a" * 64, "train")
 SANDBOX = ContainerSpec("b" * 64, sandbox=True)
 POD = f"kubepods/pod{UID}"
@@ -430,7 +431,7 @@ def test_a_reset_whose_end_was_missed_is_over_when_kfd_opens(
     kernel = KernelLayers(tmp_path / "no objects", tmp_path / "bpf", roots.sys)
     enforcer = Enforcer(roots, checkpoint, kernel, apart=Here())  # type: ignore[arg-type]
     enforcer.run_pass()
-    enforcer.health.hear(GPU.bdf, SmiEvent(5, SmiKind.PRE_RESET, "1 MES hang"), time.time() - 60)
+    enforcer.health.hear([(GPU.bdf, HANG)], time.time() - 60)
     assert [one.healthy for one in enforcer.run_pass().health] == [False]
     enforcer.look_for_missed_ends()
     assert [one.healthy for one in enforcer.run_pass().health] == [True]
@@ -438,7 +439,7 @@ def test_a_reset_whose_end_was_missed_is_over_when_kfd_opens(
 
 def test_a_reset_is_not_over_while_nobody_can_try_kfd(enforcer: Enforcer) -> None:
     enforcer.run_pass()
-    enforcer.health.hear(GPU.bdf, SmiEvent(5, SmiKind.PRE_RESET, "1 MES hang"), time.time() - 60)
+    enforcer.health.hear([(GPU.bdf, HANG)], time.time() - 60)
     enforcer.look_for_missed_ends()
     assert [one.healthy for one in enforcer.run_pass().health] == [False]
 

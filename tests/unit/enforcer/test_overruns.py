@@ -124,17 +124,31 @@ def test_a_pod_that_is_above_its_limit_when_its_container_has_ended_is_ended_too
     overruns.add([SWITCHED])
     assert overruns.judge(51.0, BOTH_ABOVE, BOTH, OWNERS, alive)[0] == [KILL]
     assert overruns.judge(52.0, BOTH_ABOVE, BOTH, OWNERS, alive) == ([], [])
-    kills, (told,) = overruns.judge(53.0, BOTH_ABOVE, BOTH, {100: POD}, ended)
+    assert overruns.judge(53.0, BOTH_ABOVE, BOTH, OWNERS, ended) == ([], [])
+    assert overruns.judge(53.2, BOTH_ABOVE, BOTH, {100: POD}, ended) == ([], [])
+    kills, (told,) = overruns.judge(54.2, BOTH_ABOVE, BOTH, {100: POD}, ended)
     assert kills == [KillCgroup("poda", 100)]
     assert (told.cgroup, told.used, told.killed) == (100, 4097, True)
     assert overruns.judge(60.0, BOTH_ABOVE, BOTH, {100: POD}, ended) == ([], [])
+
+
+def test_a_pod_is_not_judged_by_what_was_read_before_its_container_was_gone() -> None:
+    overruns = Overruns(kill=True)
+    overruns.add([SWITCHED])
+    assert overruns.judge(51.0, BOTH_ABOVE, BOTH, OWNERS, alive)[0] == [KILL]
+    # A pass that takes long: read at 55 s, and the container ends before it is looked at.
+    assert overruns.judge(55.0, BOTH_ABOVE, BOTH, OWNERS, ended) == ([], [])
+    left = {POD_KEY: LedgerUsage(4096)}
+    for now in (70.0, 70.5, 71.0, 72.0):
+        assert overruns.judge(now, left, BOTH, {100: POD}, ended) == ([], [])
+    assert overruns.wait(2.0) == 2.0
 
 
 def test_a_pod_within_its_limit_outlives_the_container_that_was_ended() -> None:
     overruns = Overruns(kill=True)
     overruns.add([SWITCHED])
     assert overruns.judge(51.0, BOTH_ABOVE, BOTH, OWNERS, alive)[0] == [KILL]
-    for now in (52.0, 53.0, 60.0):
+    for now in (52.0, 53.0, 54.0):
         assert overruns.judge(now, {POD_KEY: LedgerUsage(4096)}, BOTH, OWNERS, ended) == ([], [])
     assert overruns.wait(2.0) == 2.0
 
@@ -164,7 +178,9 @@ def test_who_has_overrun_and_was_not_told_of_is_judged_as_if_it_had_been() -> No
     assert overruns.judge(51.0, BOTH_ABOVE, BOTH, OWNERS, alive)[0] == [KILL]
     overruns.add_untold(51.0, {101, 100}, {POD_KEY: LedgerUsage(4097)}, BOTH, OWNERS)
     assert overruns.judge(52.0, BOTH_ABOVE, BOTH, OWNERS, alive) == ([], [])
-    assert overruns.judge(53.0, BOTH_ABOVE, BOTH, {100: POD}, ended)[0] == [KillCgroup("poda", 100)]
+    assert overruns.judge(53.0, BOTH_ABOVE, BOTH, {100: POD}, ended) == ([], [])
+    assert overruns.judge(54.0, BOTH_ABOVE, BOTH, {100: POD}, ended) == ([], [])
+    assert overruns.judge(55.0, BOTH_ABOVE, BOTH, {100: POD}, ended)[0] == [KillCgroup("poda", 100)]
 
 
 def test_a_pod_whose_container_has_ended_untold_is_judged_itself() -> None:
