@@ -166,7 +166,7 @@ def _card_used(gpu: Gpu) -> int:
 
 def _rows(least: int) -> list[ContainerUsage] | None:
     """The containers' rows of the enforcer's snapshot; None while there are fewer."""
-    rows = [row for row in Api(_SOCKET).snapshot(10).containers if row.container]
+    rows = [row for row in Api(_SOCKET).snapshot(60).containers if row.container]
     return rows if len(rows) >= least else None
 
 

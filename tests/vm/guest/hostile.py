@@ -8,9 +8,11 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from enforcer.host.cgroups import populated
 from enforcer.model import MIB
 from tests.vm.guest import truth
 from tests.vm.guest.caller import ALLOC_VRAM, ALLOC_WRITABLE, DOMAIN_VRAM, KFD_ALLOC
+from tests.vm.guest.gatenode import SECONDS
 from tests.vm.guest.services import wait_for
 
 if TYPE_CHECKING:
@@ -20,9 +22,6 @@ if TYPE_CHECKING:
     from tests.vm.guest.node import Client
 
 SHARE: Final = 16 * MIB
-SECONDS: Final = 60
-"""For kernel threads to give back what a process had, on a machine that has other things to do."""
-
 _SHORTER: Final = 39
 KFD_ALLOC_SHORTER: Final = KFD_ALLOC & ~(0x3FFF << 16) | _SHORTER << 16
 
@@ -58,7 +57,7 @@ class Share:
 
     def forget(self) -> None:
         """As the enforcer does when nobody is left: what came of failed calls is not known."""
-        wait_for("the last process", lambda: not (self.box / "cgroup.procs").read_text(), 30)
+        wait_for("the last process", lambda: not populated(self.box), SECONDS)
         self.node.maps.forget(self.box.stat().st_ino, self.node.gpu)
 
     def hold(self, requested: int | None = None) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 CGROUP = Path("/sys/fs/cgroup")
 _RINGFENCE = [sys.executable, "-c", "import sys; from enforcer.cli import main; sys.exit(main())"]
-_START_SECONDS = 600
+START_SECONDS = 600
 """On an emulated machine, which may have a tenth of a processor."""
 _EMPTY = LedgerUsage(0, 0, 0, 0, 0, 0, 0, 0)
 _T = TypeVar("_T")
@@ -146,11 +146,11 @@ class Enforcer(Daemon):
     def metrics(self) -> str | None:
         """The exposition text; None while nobody answers."""
         host, _, path = self.metrics_url.removeprefix("http://").partition("/")
-        connection = http.client.HTTPConnection(host, timeout=10)
+        connection = http.client.HTTPConnection(host, timeout=60)
         try:
             connection.request("GET", f"/{path}")
             return connection.getresponse().read().decode()
-        except (ConnectionError, http.client.HTTPException):
+        except (OSError, http.client.HTTPException):
             return None
         finally:
             connection.close()
@@ -163,7 +163,7 @@ class Enforcer(Daemon):
             assert self.alive(), f"the enforcer ended:\n{self.log.read_text()}"
             return self.metrics() is not None
 
-        wait_for("the enforcer's metrics", ready, _START_SECONDS)
+        wait_for("the enforcer's metrics", ready, START_SECONDS)
 
     def unload(self) -> None:
         """Leave nothing in the kernel."""

@@ -74,7 +74,7 @@ def lower(enforcer: Enforcer, pods: Pods, one: Tenant, gpu: Gpu) -> None:
 def layers(one: Tenant) -> dict[str, dict[Layer, str]]:
     """What the snapshot says of the pod ("") and of its container with the smaller slice."""
     with Client(_SOCKET) as client:
-        snapshot = client.snapshot(10)
+        snapshot = client.snapshot(60)
     return {
         row.container: {state.layer: str(state) for state in row.layers}
         for row in snapshot.containers

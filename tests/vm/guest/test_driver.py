@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from enforcer.host import dmem
+from enforcer.host.cgroups import populated
 from enforcer.model import MIB
 from tests.vm.guest.node import PlainClient
 from tests.vm.guest.services import CGROUP, wait_for
@@ -36,6 +37,7 @@ class Group:
     """A cgroup for clients of one test."""
 
     def __init__(self, binary: Path) -> None:
+        self._gpus: set[Gpu] = set()
         self.path = CGROUP / f"driver-{next(_NUMBERS)}"
         self.path.mkdir()
         self._binary = binary
@@ -45,6 +47,7 @@ class Group:
         """A client in this cgroup that has the GPU open."""
         started = PlainClient(self._binary)
         self.clients.append(started)
+        self._gpus.add(gpu)
         (self.path / "cgroup.procs").write_text(str(started.process.pid))
         started.ask(f"open render {gpu.render}")
         if kfd:
@@ -63,8 +66,9 @@ class Group:
             if one.process.poll() is None:
                 one.process.kill()
             one.process.wait()
-        # Killed processes leave a little later.
-        wait_for("an empty cgroup", lambda: not (self.path / "cgroup.procs").read_text())
+        # Killed processes leave a little later, and what KFD had for them later still.
+        wait_for("an empty cgroup", lambda: not populated(self.path))
+        wait_for("an empty card", lambda: not any(map(used, self._gpus)), 60)
         self.path.rmdir()
 
 
@@ -301,7 +305,7 @@ class TestGem:
         one = group.client(gpu, kfd=False)
         handle = one.gem_create(16 * MIB)
         one.ask(f"gem-op-placement {handle} gtt")
-        knob(gpu, "sim_move_delay_ms", 3000)
+        knob(gpu, "sim_move_delay_ms", 15000)
         one.ask(f"cs {handle}")
         knob(gpu, "sim_move_delay_ms", 0)
         assert used(gpu) == PAGE + 16 * MIB

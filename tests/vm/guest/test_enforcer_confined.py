@@ -171,8 +171,13 @@ def test_without_ptrace_processes_with_capabilities_are_not_seen(
 ) -> None:
     with running(Confined(tmp_path, logs, {*CAPABILITIES} - {"CAP_SYS_PTRACE"})) as confined:
         one = tenant(pods, confined, gpu, 64)
-        one.client.gem_create(4 * MIB)
         other = with_a_privileged_process(one, gpu, client_binary)
-        usage = wait_for("its processes looked at", lambda: observed(one, 12 * MIB), 60)
-        assert usage.drm == 4 * MIB + 4096
+        one.client.gem_create(4 * MIB)
+
+        def one_process_seen() -> bool:
+            usage = observed(one, 12 * MIB)
+            return usage is not None and usage.drm == 4 * MIB + 4096
+
+        # A look that has the 4 MiB is later than the other's 8.
+        wait_for("its processes looked at", one_process_seen, 60)
         other.finish()

@@ -51,14 +51,18 @@ def hears(enforcer: Enforcer) -> None:
 
 
 @pytest.fixture
-def failing(gpu: Gpu) -> Iterator[Path]:
+def failing(listening: Enforcer, gpu: Gpu) -> Iterator[Path]:
     """The knob that makes resets fail; they do."""
     knob = _DEBUG / gpu.bdf / "sim_reset_fails"
     knob.write_text("Y")
     yield knob
     if knob.exists():
         knob.write_text("N")
+        line = f"GPU {gpu.bdf}: POST_RESET"
+        before = listening.log.read_text().count(line)
         reset(gpu)
+        # Or the next test takes this reset for its own.
+        wait_for("the reset", lambda: listening.log.read_text().count(line) > before, 30)
 
 
 def start_anew(enforcer: Enforcer) -> None:
@@ -83,7 +87,7 @@ def fault_as(gpu: Gpu, name: bytes) -> None:
 
 def health(gpu: Gpu) -> GpuHealth:
     with Client(_SOCKET) as client:
-        return next(one for one in client.snapshot(10).health if one.bdf == gpu.bdf)
+        return next(one for one in client.snapshot(60).health if one.bdf == gpu.bdf)
 
 
 def become(what: str, gpu: Gpu, as_wanted: Callable[[GpuHealth], bool]) -> GpuHealth:

@@ -34,7 +34,7 @@ def test_a_refusal_is_told_with_asked_used_and_limit(
         with Client(_SOCKET) as client:
             found = [
                 incident
-                for incident in client.snapshot(10).incidents
+                for incident in client.snapshot(60).incidents
                 if incident.pod_uid == one.pod.uid and incident.count == 2
             ]
         return found[0] if found else None

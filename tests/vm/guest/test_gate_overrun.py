@@ -147,6 +147,5 @@ def test_the_enforcer_ends_the_container(enforcer: Enforcer, pods: Pods, gpu: Gp
         one.client.gem_create(size)
     assert one.container.process.wait(timeout=60) != 0
     wait_for("all given back", lambda: ledger(one.pod.cgroup_id, gpu.bdf).requested == 0, 30)
-    log = enforcer.log.read_text()
-    assert decode.REASONS[Counter.OVERRAN] in log
-    assert "above its limit" in log
+    lines = decode.REASONS[Counter.OVERRAN], "above its limit"
+    wait_for("what happened", lambda: all(one in enforcer.log.read_text() for one in lines))

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 
 from enforcer.model import MIB
 from tests.vm.guest.node import Pods, slice_of
-from tests.vm.guest.services import CGROUP, Enforcer, dmem_max, gate_limit, ledger, wait_for
+from tests.vm.guest.services import (
+    CGROUP,
+    START_SECONDS,
+    Enforcer,
+    dmem_max,
+    gate_limit,
+    ledger,
+    wait_for,
+)
 from tests.vm.guest.test_limit import fill, has_region, held, tenant
 
 if TYPE_CHECKING:
@@ -69,16 +77,17 @@ def test_a_second_enforcer_waits_and_takes_over_while_the_limits_hold(
 ) -> None:
     one = tenant(pods, enforcer, gpu, 64)
     second = Enforcer(enforcer.state, enforcer.log.parent, "auto", port=9395)
+    before = len(enforcer.log.read_text())
     second.spawn()
     wait_for(
         "the second enforcer's word that it waits",
-        lambda: "waiting for it to end" in second.log.read_text(),
-        60,
+        lambda: "waiting for it to end" in second.log.read_text()[before:],
+        START_SECONDS,
     )
     assert fill(one, "gem", MIB) == 64 * MIB
     assert enforcer.stop() == 0
     assert one.client.refused("gem-create 1 vram") == "ENOMEM"
-    wait_for("the second enforcer's metrics", second.metrics, 60)
+    wait_for("the second enforcer's metrics", second.metrics, START_SECONDS)
     assert one.client.refused("gem-create 1 vram") == "ENOMEM"
     late = tenant(pods, second, gpu, 32)
     assert fill(late, f"kfd {gpu.kfd_id}", MIB) == 32 * MIB
@@ -88,11 +97,12 @@ def test_a_second_enforcer_waits_and_takes_over_while_the_limits_hold(
 
 def test_a_checkpoint_of_garbage_changes_no_limit(enforcer: Enforcer, pods: Pods, gpu: Gpu) -> None:
     one = tenant(pods, enforcer, gpu, 64)
-    (enforcer.state / "slices.json").write_text("{ torn")
-    wait_for(
-        "the problem in the metrics",
-        lambda: "ringfence_problems 1\n" in (enforcer.metrics() or ""),
-    )
+    before = len(enforcer.log.read_text())
+    path = enforcer.state / "slices.json"
+    path.write_text("{ torn")
+    wait_for("the problem in the log", lambda: str(path) in enforcer.log.read_text()[before:])
+    none = "ringfence_problems 0\n"
+    wait_for("it in the metrics", lambda: none not in (enforcer.metrics() or none))
     assert fill(one, f"kfd {gpu.kfd_id}", MIB) == 64 * MIB
     enforcer.give(pods.slices)
 

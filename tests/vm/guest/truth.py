@@ -29,4 +29,9 @@ def page_tables(bdf: str) -> int:
 
 def buffers(bdf: str) -> int:
     """Bytes of everything in one GPU's VRAM that is no page table."""
-    return in_vram(bdf).total() - page_tables(bdf)
+    tables = page_tables(bdf)
+    while True:
+        placed, before = in_vram(bdf).total(), tables
+        # Two lists: a file that is closed between takes its table from the one of them only.
+        if (tables := page_tables(bdf)) == before:
+            return placed - tables
