@@ -37,7 +37,6 @@ class Group:
     """A cgroup for clients of one test."""
 
     def __init__(self, binary: Path) -> None:
-        self._gpus: set[Gpu] = set()
         self.path = CGROUP / f"driver-{next(_NUMBERS)}"
         self.path.mkdir()
         self._binary = binary
@@ -47,7 +46,6 @@ class Group:
         """A client in this cgroup that has the GPU open."""
         started = PlainClient(self._binary)
         self.clients.append(started)
-        self._gpus.add(gpu)
         (self.path / "cgroup.procs").write_text(str(started.process.pid))
         started.ask(f"open render {gpu.render}")
         if kfd:
@@ -66,14 +64,13 @@ class Group:
             if one.process.poll() is None:
                 one.process.kill()
             one.process.wait()
-        # Killed processes leave a little later, and what KFD had for them later still.
+        # Killed processes leave a little later.
         wait_for("an empty cgroup", lambda: not populated(self.path))
-        wait_for("an empty card", lambda: not any(map(used, self._gpus)), 60)
         self.path.rmdir()
 
 
 @pytest.fixture
-def groups(client_binary: Path) -> Iterator[Callable[[], Group]]:
+def groups(client_binary: Path, gpus: list[Gpu]) -> Iterator[Callable[[], Group]]:
     if _HAS_DMEM:
         (CGROUP / "cgroup.subtree_control").write_text("+dmem")
     with contextlib.ExitStack() as stack:
@@ -84,6 +81,8 @@ def groups(client_binary: Path) -> Iterator[Callable[[], Group]]:
             return group
 
         yield make
+    # What KFD had for a process goes later than the process.
+    wait_for("empty cards", lambda: not any(map(used, gpus)), 60)
 
 
 @pytest.fixture
