@@ -559,7 +559,7 @@ class Gate(_Loaded):
         """Proof that the gate is asked: a dummy call is refused, and only for us."""
         with open_maps(self.pin_root) as maps:
             return (self.generation,) * 2 == maps._acting(_Part.GATE) and all(
-                maps._refused_dummy(self.generation, hook)
+                _refuses(maps, self.generation, hook)
                 for name, hook in _HOOKS.items()
                 if name in self.attached and self.attached[name] is None
             )

@@ -28,6 +28,8 @@ DEVICE = "device"
 """The kind of question that ``enforcer.host.nodes.test_device`` answers."""
 
 _INVENTORY_SECONDS = 30.0
+_UNSETTLED_SECONDS = 1.0
+"""Until the next look where this one may have come in the middle of a change."""
 _SENSOR_SECONDS = 5.0
 _LEAST_TEST_SECONDS = 1.0
 """A device that has less to answer in is not to blame."""
@@ -49,6 +51,9 @@ class Devices:
         """True while there may be dmem regions beside those that were found."""
         self._inventory_due = 0.0
         self._sensors_due = 0.0
+        self._attach_due = False
+        self._doubted = False
+        """True after a look that missed a GPU which the driver has."""
         self._problems: list[str] = []
         self.gpus: tuple[Gpu, ...] = ()
         self.instances: Mapping[str, int] = {}
@@ -56,6 +61,11 @@ class Devices:
         self.loads: tuple[GpuLoad, ...] = ()
         self.regions: Mapping[str, str] = {}
         """dmem region by BDF, of the GPUs whose region was seen to take a limit."""
+
+    @property
+    def settled(self) -> bool:
+        """False while the driver comes or goes."""
+        return driver.settled(self._roots.sys)
 
     @property
     def dmem_off(self) -> Why | None:
@@ -112,7 +122,8 @@ class Devices:
         if now >= self._inventory_due:
             self._inventory_due = now + _INVENTORY_SECONDS
             self._sensors_due = now
-            self._take_inventory()
+            if not self._take_inventory():
+                self._inventory_due = now + _UNSETTLED_SECONDS
             if self._use_dmem:
                 self._probe_dmem()
         if now >= self._sensors_due:
@@ -120,19 +131,44 @@ class Devices:
             self.loads = _loads(self._roots, self.gpus)
             self._kernel.count_entries()
 
-    def _take_inventory(self) -> None:
-        gpus, self._problems = read_inventory(self._roots)
+    def attach(self) -> None:
+        """Let the programs follow what the last inventory found; that can take minutes.
+
+        Apart from ``look``, so that what is told of the GPUs meanwhile finds them known.
+        """
+        if not self._attach_due:
+            return
+        self._attach_due = False
+        self._kernel.retry_gate()
+        # A gate that came just now knows none yet.
+        self._kernel.set_gpus(*_gpu_keys(self.gpus))
+        if not self.settled:
+            # Nothing can follow it yet, which is no reason to go without.
+            return
+        if driver.idle(self._roots.sys):
+            self._kernel.let_go()
+        else:
+            self._kernel.attach()
+
+    def _take_inventory(self) -> bool:
+        """False if it came in the middle of a change."""
+        settled = self.settled
+        gpus, problems = read_inventory(self._roots)
+        # KFD's tree is built anew, all of it, when any GPU comes or goes.
+        bound = driver.devices(self._roots.sys) or frozenset()
+        missed = {one.kfd_id for one in self.gpus if one.bdf in bound}
+        missed -= {one.kfd_id for one in gpus}
+        self._doubted = bool(missed) and not self._doubted
+        if self._doubted:
+            return False
+        self._problems = problems
         if tuple(gpus) != self.gpus:
             _log.info("%d GPUs: %s", len(gpus), ", ".join(gpu.bdf for gpu in gpus) or "none")
         self.gpus = tuple(gpus)
         found = {bdf: drm.instance(_device(self._roots, bdf)) for bdf in {one.bdf for one in gpus}}
         self.instances = {bdf: number for bdf, number in found.items() if number is not None}
-        self._kernel.retry_gate()
-        self._kernel.set_gpus(*_gpu_keys(gpus))
-        if driver.idle(self._roots.sys):
-            self._kernel.let_go()
-        else:
-            self._kernel.attach()
+        self._attach_due = True
+        return settled
 
     def _probe_dmem(self) -> None:
         """Try every region that is new or took no limit so far."""

@@ -14,7 +14,7 @@ from enforcer.host import uevents
 from enforcer.host.smi import SmiListener
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from enforcer.host.smi import SmiEvent
@@ -40,24 +40,30 @@ def follow_uevents(enforcer: Enforcer) -> None:
     """Devices that come and go, and GPUs that hang; for ever, in the thread that calls."""
 
     def ready() -> None:
+        enforcer.health.unheard("uevents", "")
         _log.info("listening to the kernel's events of devices")
         enforcer.devices_changed()
 
-    try:
-        for event in uevents.listen(ready):
-            _log.info("%s %s %s", event.action, event.subsystem, event.bdf or event.path)
-            if event.bdf is not None and event.wedged is not None:
-                _log.warning("GPU %s: WEDGED=%s %s", event.bdf, event.wedged, event.task)
-                enforcer.health.wedged(event.bdf, event.wedged, event.task, time.time())
-            enforcer.devices_changed()
-    except OSError as error:
-        _log.warning("no uevents, devices are looked at now and then only: %s", error)
+    while True:
+        try:
+            for event in uevents.listen(ready):
+                _log.info("%s %s %s", event.action, event.subsystem, event.bdf or event.path)
+                if event.bdf is not None and event.wedged is not None:
+                    _log.warning("GPU %s: WEDGED=%s %s", event.bdf, event.wedged, event.task)
+                    enforcer.health.wedged(event.bdf, event.wedged, event.task, time.time())
+                enforcer.devices_changed()
+        except OSError as error:
+            # Not allowed, or more events at once than the kernel keeps for us.
+            enforcer.health.unheard("uevents", f"not heard for a moment: {error.strerror}")
+        time.sleep(_LOOK_SECONDS)
 
 
 def follow_tree(enforcer: Enforcer) -> None:
     """Pods and containers that come and go; for ever, in the thread that calls."""
-    while enforcer.watch is not None:
-        if enforcer.watch.wait(_LOOK_SECONDS):
+    while True:
+        if (watch := enforcer.watch) is None:
+            time.sleep(_LOOK_SECONDS)
+        elif watch.wait(_LOOK_SECONDS):
             enforcer.wake()
             # A pod comes with a handful of cgroups: one pass sees them all, or the next one does.
             time.sleep(_GATHER_SECONDS)
@@ -78,15 +84,12 @@ def follow_gate(enforcer: Enforcer) -> None:
             time.sleep(_CALLS_SECONDS)
 
 
-def to_listen_to(gpus: Sequence[Gpu], *, always: bool) -> frozenset[int]:
-    """The KFD ids of the GPUs to listen to.
+def partitionable(gpus: Iterable[Gpu]) -> bool:
+    """Whether a GPU of the node can be partitioned, as far as can be read at the moment.
 
-    None where a GPU of the node can be partitioned, unless ``always``: who listens keeps the driver
-    from doing that.
+    The mode it is in cannot be read during a reset.
     """
-    if not always and any(gpu.compute_partition is not None for gpu in gpus):
-        return frozenset()
-    return frozenset(gpu.kfd_id for gpu in gpus)
+    return any(gpu.compute_partition is not None or gpu.compute_partitions for gpu in gpus)
 
 
 @dataclass
@@ -132,6 +135,7 @@ class KfdFollower:
         self._kfd = kfd
         self._always = always
         self._on = on
+        self._partitionable = False
         self._look_due = 0.0
         self._faults = FaultLines()
         self._faults_due = 0.0
@@ -157,11 +161,13 @@ class KfdFollower:
                         self._listen(listener)
                     continue
                 except OSError as error:
+                    # Busy is a GPU that is being reset, and soon over or never.
+                    busy = isinstance(error, BlockingIOError)
                     if str(error) != told:
                         told = str(error)
                         _log.warning("no KFD events: %s; resets and faults go unheard", error)
-                    # Busy is a GPU that is being reset, and soon over or never.
-                    busy = isinstance(error, BlockingIOError)
+                    if not busy:
+                        self._enforcer.health.unheard("KFD events", f"not heard: {error}")
                     self._stopping.wait(_LOOK_SECONDS if busy else _RETRY_SECONDS)
             self._stopping.wait(_LOOK_SECONDS)
 
@@ -171,15 +177,33 @@ class KfdFollower:
             self._look_due = now + _RESET_SECONDS
             self._enforcer.look_for_missed_ends()
 
-    def _wanted(self) -> frozenset[int]:
+    def _wanted(self) -> Mapping[int, int]:
+        """The GPUs to listen to: KFD's ids, and the instance of each.
+
+        None where one of the node can be partitioned: who listens keeps the driver from that. None
+        while the driver's module comes or goes, either: KFD shows a process those GPUs alone that
+        were there when it first came.
+        """
         snapshot = self._enforcer.snapshot() if self._on else None
-        return to_listen_to(snapshot.gpus if snapshot else (), always=self._always)
+        gpus = snapshot.gpus if snapshot else ()
+        self._partitionable = self._partitionable or partitionable(gpus)
+        if self._partitionable and not self._always:
+            return {}
+        return self._enforcer.instances(gpus)
 
     def _listen(self, listener: SmiListener) -> None:
         """Until the GPUs are others."""
         wanted = self._wanted()
-        for kfd_id, error in listener.listen(wanted).items():
+        unheard = listener.listen(wanted)
+        for kfd_id, error in unheard.items():
             _log.warning("no KFD events of GPU %d: %s", kfd_id, error.strerror)
+        self._enforcer.health.unheard(
+            "KFD events",
+            f"of {len(unheard)} GPUs are not heard: the driver shows a process no GPU that came "
+            "later than it; delete the enforcer's pod, the limits stay"
+            if unheard
+            else "",
+        )
         if listener.resets:
             _log.info("listening to the KFD events of %d GPUs", len(listener.resets))
         poll = select.poll()

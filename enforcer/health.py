@@ -76,6 +76,7 @@ class Health:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._states: dict[str, _State] = {}
+        self._unheard: dict[str, str] = {}
 
     @property
     def rows(self) -> tuple[GpuHealth, ...]:
@@ -94,6 +95,16 @@ class Health:
                 for bdf, state in sorted(self._states.items())
                 if not state.given_up
             )
+
+    def unheard(self, source: str, why: str) -> None:
+        """What the kernel tells by ``source`` is not heard at the moment; "" is heard."""
+        with self._lock:
+            self._unheard = {**self._unheard, source: why}
+
+    @property
+    def problems(self) -> list[str]:
+        """A line for each source that is not heard."""
+        return [f"{source}: {why}" for source, why in sorted(self._unheard.items()) if why]
 
     def see(self, instances: Mapping[str, int], now: float) -> None:
         """The GPUs that are there, each with the number of its instance.
@@ -177,7 +188,8 @@ class Health:
             return tuple(
                 bdf
                 for bdf, state in sorted(self._states.items())
-                if state.resetting and now - state.began >= _RESET_SECONDS
+                # Or began after now: the clock was put back.
+                if state.resetting and not 0 <= now - state.began < _RESET_SECONDS
             )
 
     def reset_ended(self, bdf: str, asked: float, now: float) -> None:
@@ -187,7 +199,7 @@ class Health:
         """
         with self._lock:
             state = self._states[bdf]
-            if state.began < asked:
+            if not asked <= state.began <= now:
                 self._set(bdf, replace(state, resetting=frozenset(), last_reset=now), now)
 
     def encode(self) -> str:

@@ -175,6 +175,8 @@ def _in_system_memory(node: KfdNode, gpu: Gpu, device: DrmDevice | None) -> bool
     """
     if not node.local_memory or device is None:
         return False
+    if device.vram_total is None and not device.memory_told:
+        return False
     vram = device.vram_total or 0  # an MI300A says 0, or from Linux 7 has no such file
     shared = gpu.partition is not None or gpu.compute_partition is not None
     if shared or (gpu.xcc_count or 1) > 1:

@@ -31,6 +31,8 @@ _NEWEST_HELPER = b"\0BPF_FUNC_get_func_ret\0"
 
 _RETRY_SECONDS = 20.0
 _MOST_RETRY_SECONDS = 3600.0
+_UNTOLD_SECONDS = 60.0
+"""For a call to come to its end, whose event was lost at its beginning."""
 _RETRY_SHARE = 0.01
 """Of a CPU: what verifies the programs first, and then cannot attach them, takes seconds."""
 
@@ -84,6 +86,7 @@ class KernelLayers:
 
         self._dropped: int | None = None
         """Events that had found no room when ``untold`` was last asked; None: it never was."""
+        self._untold_until = -math.inf
 
     @property
     def gate(self) -> LayerState:
@@ -269,20 +272,21 @@ class KernelLayers:
             return ()
 
     def untold(self) -> frozenset[int]:
-        """Cgroups that have ever overrun, if an event of it may be lost since the last call.
+        """Cgroups that have ever overrun, if an event of it may have been lost lately.
 
         One that a predecessor read is lost with what it remembered, and one that found no room.
+        That comes before what it tells of: before the mark, and before the buffer in what was read.
         Empty where none can be lost, or the maps cannot be read.
         """
         if self.maps is None:
             return frozenset()
         try:
             dropped = self.maps.counters()["events_dropped"]
-            overran = self.maps.overran() if dropped != self._dropped else frozenset[int]()
+            if dropped != self._dropped:
+                self._dropped, self._untold_until = dropped, self._clock() + _UNTOLD_SECONDS
+            return self.maps.overran() if self._clock() < self._untold_until else frozenset()
         except (BpfError, OSError):
             return frozenset()
-        self._dropped = dropped
-        return overran
 
     def set_policy(self, policy: decode.Policy) -> None:
         """Tell the programs what to do about what they cannot simply measure, also later ones."""

@@ -41,7 +41,7 @@ from enforcer.model import (
 )
 from enforcer.orphans import Orphans, of_no_pod
 from enforcer.overruns import Overruns
-from enforcer.plan import Actual, ancestors, plan, protections
+from enforcer.plan import Actual, KillCgroup, ancestors, plan, protections
 from enforcer.printable import MOST_PROBLEMS, problem_lines
 from enforcer.slices import Checkpoint
 from enforcer.sources import Sources, charged
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         Container,
         ContainerUsage,
         DeviceTest,
+        Gpu,
         ImageLibc,
         Incident,
         Limit,
@@ -71,6 +72,8 @@ _log = logging.getLogger(__name__)
 
 _POD_CGROUP_POLL = 0.1
 _KFD_SECONDS = 5.0
+_WATCH_SECONDS = 60.0
+"""Between two tries to be told of new cgroups where inotify has no instance left."""
 _ILL = "health.json"
 
 
@@ -137,7 +140,8 @@ class Enforcer:
         self._corrections = Corrections()
         self._orphans = Orphans()
         self.watch = _watch()
-        """Tells when a pod or container comes or goes; None where the kernel does not."""
+        """Tells when a pod or container comes or goes; None while the kernel does not."""
+        self._watch_due = time.monotonic() + _WATCH_SECONDS
         self._images = Images(roots, apart)
         self.health = Health()
         """What is told of the GPUs goes here, from any thread."""
@@ -207,6 +211,13 @@ class Enforcer:
         """The last pass; None before the first."""
         passed = self._passed
         return None if passed is None else passed.snapshot
+
+    def instances(self, gpus: Iterable[Gpu]) -> Mapping[int, int]:
+        """The instance of each of these GPUs by KFD's id; none while the driver comes or goes."""
+        if not self._devices.settled:
+            return {}
+        known = self._devices.instances
+        return {gpu.kfd_id: known[gpu.bdf] for gpu in gpus if gpu.bdf in known}
 
     def look_for_missed_ends(self) -> None:
         """See whether resets that take long are over; from one thread, which may have to wait.
@@ -306,10 +317,11 @@ class Enforcer:
         start = time.monotonic()
         self._devices.look(start)
         self.health.see(self._devices.instances, time.time())
+        self._devices.attach()
         held, checkpoint_problems = self._checkpoint.read()
         if not checkpoint_problems:
             self.health.give_up({bdf for one in held for bdf in gpu_shares(one)}, time.time())
-        problems = [*self._devices.problems, *checkpoint_problems]
+        problems = [*self._devices.problems, *self.health.problems, *checkpoint_problems]
         # Both maps before the tree: an entry without a cgroup then is an entry of a dead cgroup.
         entries, ledger = self._read_maps(problems)
         needed = bool(held or entries or ledger or self._hook.present)
@@ -421,11 +433,12 @@ class Enforcer:
             )
         actions: list[Action] = [*kills, *(action for action, _ in corrections)]
         if found.root is not None and actions:
-            problems.extend(
-                _unfit(outcome)
-                for outcome in apply(actions, self._kernel.maps, found.root)
-                if outcome.why not in (None, Why.VANISHED)
-            )
+            for outcome in apply(actions, self._kernel.maps, found.root):
+                if outcome.why in (None, Why.VANISHED):
+                    continue
+                problems.append(_unfit(outcome))
+                if isinstance(outcome.action, KillCgroup):
+                    self._overruns.lives_on(outcome.action.cgroup_id, now)
         events = self._kernel.events()
         self._overruns.add(events)
         told: list[GateEvent] = [*overruns, *(event for _, event in corrections), *events]
@@ -593,6 +606,9 @@ class Enforcer:
 
     def _follow_tree(self, found: _Found, problems: list[str]) -> None:
         """Be woken when a pod or container comes or goes, also before the next pass is due."""
+        if self.watch is None and time.monotonic() >= self._watch_due:
+            self._watch_due = time.monotonic() + _WATCH_SECONDS
+            self.watch = _watch()
         if found.root is None or self.watch is None:
             return
         try:

@@ -64,6 +64,8 @@ class Overruns:
         self._due: dict[tuple[int, int], float] = {}
         self._ended: dict[tuple[int, int], tuple[float, int | None]] = {}
         """Pods: when to look at the container of theirs that was ended, None once it was gone."""
+        self._judged: set[tuple[int, int]] = set()
+        """Who was told of, as long as it is above its limit."""
 
     def add(self, events: Iterable[GateEvent]) -> None:
         """Remember the switches among what the gate told."""
@@ -91,7 +93,7 @@ class Overruns:
             if isinstance(owner := owners.get(cgroup), Container)
         }
         for key in above:
-            if key not in containers and key not in self._ended:
+            if key not in containers and key not in self._ended and key not in self._judged:
                 self._due.setdefault(key, now + _SECONDS)
 
     def wait(self, most: float) -> float:
@@ -116,6 +118,7 @@ class Overruns:
         """
         if ledger is None or limits is None:
             return [], []
+        self._judged = {key for key in self._judged if _above(key, ledger, limits)}
         for key, (due, container) in list(self._ended.items()):
             if now < due:
                 continue
@@ -139,12 +142,19 @@ class Overruns:
                 self._due[key] = now + _SECONDS
                 continue
             del self._due[key]
+            self._judged.add(key)
             overruns.append(Overrun(now, *key, *found, killed=self._kill))
             if self._kill:
                 kills.append(KillCgroup(owner.path, owner.cgroup_id))
                 if isinstance(owner, Container):
                     self._ended[owner.pod.cgroup_id, key[1]] = now + _SECONDS, owner.cgroup_id
         return kills, overruns
+
+    def lives_on(self, cgroup: int, now: float) -> None:
+        """What was to be ended could not be: it is judged again."""
+        for key in self._judged:
+            if key[0] == cgroup:
+                self._due.setdefault(key, now + _SECONDS)
 
 
 def _above(

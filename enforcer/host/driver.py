@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _DRM_MAJOR = 226
 _DRIVER = "bus/pci/drivers/amdgpu"
+_MODULE = "module/amdgpu"
 _BDF = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
@@ -31,6 +32,18 @@ def idle(sys: Path) -> bool:
     return devices(sys) == frozenset()
 
 
+def settled(sys: Path) -> bool:
+    """False while the driver's module comes or goes: devices come or go one after the other then.
+
+    The kernel lets nothing of ours attach to a module before it is ``live``
+    (``btf_try_get_module``). True for a driver that is built in, or not there.
+    """
+    try:
+        return read_line(sys / _MODULE / "initstate") == "live"
+    except FileError:
+        return True
+
+
 def builtin_majors(sys: Path) -> frozenset[int]:
     """The character majors of a driver that is built in; empty where it is a module or absent.
 
@@ -38,7 +51,7 @@ def builtin_majors(sys: Path) -> frozenset[int]:
     a module has ``initstate`` (kernel/module/sysfs.c). kfd's major is dynamic, and a kernel may be
     without kfd. Raises FileError.
     """
-    module = sys / "module" / "amdgpu"
+    module = sys / _MODULE
     if not module.is_dir() or (module / "initstate").exists():
         return frozenset()
     path = sys / "class" / "kfd" / "kfd" / "dev"

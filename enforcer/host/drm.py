@@ -50,6 +50,8 @@ class DrmDevice:
     product_name: str | None = None
     numa_node: int | None = None
     vram_total: int | None = None
+    memory_told: bool = True
+    """False as long as the driver has not listed what memory the device has: it is being bound."""
     compute_partition: str | None = None
     memory_partition: str | None = None
     compute_partitions: tuple[str, ...] = ()
@@ -239,6 +241,7 @@ def _device(path: Path, minors: Mapping[str, int]) -> DrmDevice:
         product_name=(name or "").strip() or None,
         numa_node=None if numa is None or numa < 0 else numa,
         vram_total=optional(read_int, path / "mem_info_vram_total"),
+        memory_told=(path / "mem_info_gtt_total").exists(),
         compute_partition=_partition(path / "current_compute_partition"),
         memory_partition=_partition(path / "current_memory_partition"),
         compute_partitions=_listed(path / "available_compute_partition"),

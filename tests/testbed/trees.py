@@ -196,6 +196,7 @@ def _pci_device(sys: Path, gpu: GpuSpec) -> None:
         "numa_node": gpu.numa,
         "mem_info_vram_total": gpu.vram,
         "mem_info_vram_used": gpu.vram_used,
+        "mem_info_gtt_total": 16 << 30,
         "gpu_busy_percent": gpu.busy_percent,
         "current_compute_partition": gpu.compute_partition,
         "current_memory_partition": gpu.memory_partition,

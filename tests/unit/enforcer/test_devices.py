@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,96 @@ def test_gpus_are_counted_again_after_a_change_or_half_a_minute(roots: Roots) ->
     node.write_text("5\n")
     devices.look(159)
     assert len(devices.gpus) == 1
+
+
+def _bind(roots: Roots, *bdfs: str) -> None:
+    driver = roots.sys / "bus/pci/drivers/amdgpu"
+    driver.mkdir(parents=True, exist_ok=True)
+    for bdf in bdfs:
+        (driver / bdf).symlink_to("../../../../devices")
+
+
+def test_a_gpu_that_the_driver_has_is_not_gone_because_kfd_builds_its_tree_anew(
+    roots: Roots,
+) -> None:
+    _bind(roots, GPU.bdf)
+    devices = _devices(roots)
+    devices.look(100)
+    nodes = roots.sys / "class/kfd/kfd/topology/nodes"
+    nodes.rename(nodes.with_name("aside"))
+    nodes.mkdir()
+    devices.changed()
+    devices.look(101)
+    assert [one.bdf for one in devices.gpus] == [GPU.bdf]
+    assert devices.instances.keys() == {GPU.bdf}
+    nodes.rmdir()
+    nodes.with_name("aside").rename(nodes)
+    devices.look(102)
+    assert [one.bdf for one in devices.gpus] == [GPU.bdf]
+
+
+def test_a_gpu_that_kfd_has_not_on_the_second_look_either_is_gone(roots: Roots) -> None:
+    _bind(roots, GPU.bdf)
+    devices = _devices(roots)
+    devices.look(100)
+    (roots.sys / "class/kfd/kfd/topology/nodes/1/gpu_id").write_text("0\n")
+    devices.changed()
+    devices.look(101)
+    assert len(devices.gpus) == 1
+    devices.look(101.9)
+    assert len(devices.gpus) == 1
+    devices.look(102)
+    assert devices.gpus == ()
+
+
+class Kernel(KernelLayers):
+    """Writes down what is asked of it."""
+
+    def __init__(self, roots: Roots) -> None:
+        super().__init__(roots.share, roots.share, roots.sys)
+        self.asked: list[str] = []
+
+    def retry_gate(self) -> None:
+        self.asked.append("retry")
+
+    def set_gpus(self, by_kfd_id: Mapping[int, int], by_minor: Mapping[int, int]) -> None:
+        self.asked.append(f"gpus {len(by_kfd_id)}")
+
+    def attach(self) -> None:
+        self.asked.append("attach")
+
+    def let_go(self) -> None:
+        self.asked.append("let go")
+
+
+def test_nothing_is_attached_before_the_drivers_module_is_live(roots: Roots) -> None:
+    state = roots.sys / "module/amdgpu/initstate"
+    state.parent.mkdir(parents=True)
+    state.write_text("coming\n")
+    _bind(roots, GPU.bdf)
+    kernel = Kernel(roots)
+    devices = Devices(roots, kernel, use_dmem=False)
+    for now in (100, 100.5):
+        devices.look(now)
+        devices.attach()
+    assert kernel.asked == ["retry", "gpus 1"]
+    assert not devices.settled
+    state.write_text("live\n")
+    devices.look(101)
+    # What is told of the GPU meanwhile finds it known.
+    assert devices.instances.keys() == {GPU.bdf}
+    devices.attach()
+    devices.attach()
+    assert kernel.asked[2:] == ["retry", "gpus 1", "attach"]
+
+
+def test_a_driver_without_a_gpu_is_let_go(roots: Roots) -> None:
+    _bind(roots)
+    kernel = Kernel(roots)
+    devices = Devices(roots, kernel, use_dmem=False)
+    devices.look(100)
+    devices.attach()
+    assert kernel.asked[-1] == "let go"
 
 
 def test_a_region_that_took_no_limit_is_never_claimed(roots: Roots) -> None:

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which GPUs are listened to, and what is made of what is heard; the driver's own in the VM."""
 
+import errno
 import logging
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from enforcer.follow import FaultLines, KfdFollower, to_listen_to
+from enforcer import follow
+from enforcer.follow import FaultLines, KfdFollower, partitionable
 from enforcer.health import Health
 from enforcer.host import smi
+from enforcer.host.uevents import Uevent
 from enforcer.model import Gpu, GpuHealth, Snapshot
 from tests.unit.enforcer.host.kfd_events import Driver
 from tests.unit.enforcer.sample import SNAPSHOT
@@ -20,20 +24,15 @@ RADEON = Gpu("0000:03:00.0", 7, 1, 128, "", 1 << 30, 96, 110000)
 INSTINCT = replace(RADEON, bdf="0000:83:00.0", kfd_id=8, compute_partition="spx")
 
 
-def test_gpus_that_cannot_be_partitioned_are_listened_to() -> None:
-    assert to_listen_to([RADEON], always=False) == {7}
+# Its mode is not told during a reset.
+IN_RESET = replace(INSTINCT, compute_partition=None, compute_partitions=("spx", "cpx"))
 
 
-def test_nobody_is_where_one_can_be_partitioned() -> None:
-    assert to_listen_to([RADEON, INSTINCT], always=False) == frozenset()
-
-
-def test_all_are_when_asked_for() -> None:
-    assert to_listen_to([RADEON, INSTINCT], always=True) == {7, 8}
-
-
-def test_without_gpus_there_is_nothing_to_listen_to() -> None:
-    assert to_listen_to([], always=True) == frozenset()
+def test_a_gpu_with_a_mode_to_be_in_can_be_partitioned_also_during_a_reset() -> None:
+    assert not partitionable([])
+    assert not partitionable([RADEON])
+    assert partitionable([RADEON, INSTINCT])
+    assert partitionable([IN_RESET])
 
 
 class Enforcer:
@@ -43,13 +42,22 @@ class Enforcer:
         self.health = Health()
         self.health.see({RADEON.bdf: 1}, 0.0)
         self.woken = 0
+        self.gpus: tuple[Gpu, ...] = (RADEON,)
+        self.instance = 1
+        self.watch: Watch | None = None
 
     @property
     def row(self) -> GpuHealth:
         return self.health.rows[0]
 
     def snapshot(self) -> Snapshot:
-        return replace(SNAPSHOT, gpus=(RADEON,))
+        return replace(SNAPSHOT, gpus=self.gpus)
+
+    def instances(self, gpus: Sequence[Gpu]) -> Mapping[int, int]:
+        return {gpu.kfd_id: self.instance for gpu in gpus}
+
+    def devices_changed(self) -> None:
+        self.woken += 1
 
     def wake(self) -> None:
         self.woken += 1
@@ -64,17 +72,24 @@ def enforcer() -> Enforcer:
 
 
 @pytest.fixture
-def driver(enforcer: Enforcer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
+def follower(
+    enforcer: Enforcer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[KfdFollower, Driver]]:
     driver = Driver()
     monkeypatch.setattr(smi.fcntl, "ioctl", driver.ioctl)
     kfd = tmp_path / "kfd"
     kfd.touch()
     follower = KfdFollower(enforcer, kfd, on=True, always=False)  # type: ignore[arg-type]
-    follower.start()
-    until("it listens", lambda: sum(mask != 0 for _, mask in driver.masks()) == 2)
-    yield driver
+    yield follower, driver
     follower.stop()
     driver.close()
+
+
+@pytest.fixture
+def driver(follower: tuple[KfdFollower, Driver]) -> Driver:
+    follower[0].start()
+    until("it listens", lambda: sum(mask != 0 for _, mask in follower[1].masks()) == 2)
+    return follower[1]
 
 
 def until(what: str, done: object) -> None:
@@ -90,6 +105,90 @@ def test_a_reset_is_heard_from_its_beginning_to_its_end(enforcer: Enforcer, driv
     driver.reset(RADEON.kfd_id, 1, "job hang", ended=True)
     until("it ends", lambda: enforcer.row.healthy)
     assert enforcer.woken == 2
+
+
+def test_a_gpu_that_is_bound_anew_is_listened_to_anew(enforcer: Enforcer, driver: Driver) -> None:
+    before = len(driver.masks())
+    enforcer.instance = 2
+    until("it listens anew", lambda: len(driver.masks()) > before)
+
+
+def test_a_node_that_was_seen_to_have_partitions_is_left_alone_during_a_reset(
+    enforcer: Enforcer, follower: tuple[KfdFollower, Driver]
+) -> None:
+    enforcer.gpus = (INSTINCT,)
+    follower[0].start()
+    time.sleep(0.2)
+    enforcer.gpus = (replace(INSTINCT, compute_partition=None),)
+    time.sleep(2.5)
+    assert follower[1].masks() == []
+
+
+def test_a_gpu_that_cannot_be_heard_is_a_problem_with_a_remedy(
+    enforcer: Enforcer, driver: Driver
+) -> None:
+    assert enforcer.health.problems == []
+    driver.unknown.add(INSTINCT.kfd_id)
+    enforcer.gpus = (RADEON, replace(INSTINCT, compute_partition=None))
+    until("it is told", lambda: enforcer.health.problems)
+    (line,) = enforcer.health.problems
+    assert line.startswith("KFD events: of 1 GPUs are not heard")
+    assert "delete the enforcer's pod" in line
+    enforcer.gpus = (RADEON,)
+    until("it is not any more", lambda: not enforcer.health.problems)
+
+
+class Watch:
+    """Tells once of a change, and then of none."""
+
+    def __init__(self) -> None:
+        self.changes = 1
+
+    def wait(self, seconds: float) -> bool:
+        if self.changes:
+            self.changes -= 1
+            return True
+        time.sleep(seconds)
+        return False
+
+
+def run_for_ever(target: Callable[[Enforcer], None], enforcer: Enforcer) -> None:
+    threading.Thread(target=target, args=(enforcer,), daemon=True).start()
+
+
+def test_a_tree_that_can_be_watched_later_is_followed_then(
+    enforcer: Enforcer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "_LOOK_SECONDS", 0.01)
+    run_for_ever(follow.follow_tree, enforcer)  # type: ignore[arg-type]
+    time.sleep(0.1)
+    assert enforcer.woken == 0
+    enforcer.watch = Watch()
+    until("it is woken", lambda: enforcer.woken == 1)
+
+
+def test_more_uevents_than_the_kernel_keeps_do_not_end_the_listening(
+    enforcer: Enforcer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "_LOOK_SECONDS", 0.01)
+    again = threading.Event()
+    rounds = []
+
+    def listen(ready: Callable[[], None]) -> Iterator[Uevent]:
+        rounds.append(enforcer.health.problems)
+        if len(rounds) == 1:
+            raise OSError(errno.ENOBUFS, "No buffer space available")
+        ready()
+        yield Uevent("change", "drm", "/x", RADEON.bdf, "rebind")
+        again.wait()
+
+    monkeypatch.setattr(follow.uevents, "listen", listen)
+    run_for_ever(follow.follow_uevents, enforcer)  # type: ignore[arg-type]
+    until("it is heard", lambda: not enforcer.row.healthy)
+    assert rounds == [[], ["uevents: not heard for a moment: No buffer space available"]]
+    assert enforcer.health.problems == []
+    # Once for what was missed, once for the event.
+    until("it looks", lambda: enforcer.woken == 2)
 
 
 def test_a_storm_of_faults_is_counted_and_costs_a_line_and_no_pass(

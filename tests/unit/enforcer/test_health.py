@@ -102,6 +102,21 @@ def test_a_reset_that_began_while_kfd_was_asked_is_not_over(health: Health) -> N
     assert health.overdue(130.5) == (ONE,)
 
 
+def test_a_clock_that_was_put_back_keeps_no_gpu_unhealthy(health: Health) -> None:
+    health.hear([(ONE, SmiEvent(7, PRE, "1 MES hang"))], 5000.0)
+    assert health.overdue(110.0) == (ONE,)
+    health.reset_ended(ONE, 110.0, 111.0)
+    assert row(health).healthy
+
+
+def test_what_is_not_heard_is_a_problem_until_it_is(health: Health) -> None:
+    health.unheard("uevents", "not heard")
+    health.unheard("KFD events", "not allowed")
+    assert health.problems == ["KFD events: not allowed", "uevents: not heard"]
+    health.unheard("uevents", "")
+    assert health.problems == ["KFD events: not allowed"]
+
+
 def test_the_end_of_a_successors_reset_can_be_found_out(health: Health) -> None:
     health.hear([(ONE, SmiEvent(7, PRE, "1 MES hang"))], 110.0)
     heir = Health()

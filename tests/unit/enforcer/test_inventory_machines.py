@@ -163,6 +163,19 @@ def test_memory_is_the_machines_where_kfd_lists_another_size_than_the_vram(
     assert gpu.system_memory == no_vram
 
 
+def test_a_gpu_that_is_being_bound_is_not_taken_for_one_without_vram(tmp_path: Path) -> None:
+    write_sys(tmp_path / "sys", NodeSpec((MI300A,)))
+    device = tmp_path / "sys/bus/pci/devices" / MI300A.bdf
+    roots = Roots(sys=tmp_path / "sys", share=tmp_path)
+    (device / "mem_info_vram_total").unlink(missing_ok=True)
+    (gpu,), _ = read_inventory(roots)
+    assert gpu.system_memory
+    # The driver lists both, this one last, once it has the device.
+    (device / "mem_info_gtt_total").unlink()
+    (gpu,), _ = read_inventory(roots)
+    assert not gpu.system_memory
+
+
 def test_a_virtual_function_keeps_its_function_and_needs_no_sensors(tmp_path: Path) -> None:
     (gpu,) = gpus_of(tmp_path, "a virtual function")
     assert (gpu.bdf, gpu.vram_bytes) == ("0000:05:02.1", 196288 << 20)

@@ -119,6 +119,28 @@ def test_a_container_that_the_walk_did_not_find_is_judged_when_it_is_found() -> 
     assert overruns.judge(52.0, ABOVE, LIMITS, OWNERS, alive)[0] == [KILL]
 
 
+def test_who_was_told_of_is_told_again_only_once_it_was_below_its_limit() -> None:
+    overruns = Overruns(kill=False)
+    overruns.add_untold(50.0, {101}, ABOVE, LIMITS, OWNERS)
+    assert len(overruns.judge(51.0, ABOVE, LIMITS, OWNERS, alive)[1]) == 1
+    for now in (51.2, 52.2, 53.2):
+        overruns.add_untold(now, {101}, ABOVE, LIMITS, OWNERS)
+        assert overruns.judge(now + 0.9, ABOVE, LIMITS, OWNERS, alive) == ([], [])
+    below = {KEY: LedgerUsage(4096)}
+    assert overruns.judge(60.0, below, LIMITS, OWNERS, alive) == ([], [])
+    overruns.add_untold(61.0, {101}, ABOVE, LIMITS, OWNERS)
+    assert len(overruns.judge(62.0, ABOVE, LIMITS, OWNERS, alive)[1]) == 1
+
+
+def test_who_could_not_be_ended_is_judged_again() -> None:
+    overruns = Overruns(kill=True)
+    overruns.add([SWITCHED])
+    assert overruns.judge(51.0, ABOVE, LIMITS, OWNERS, alive)[0] == [KILL]
+    overruns.lives_on(KILL.cgroup_id, 51.0)
+    assert overruns.judge(51.5, ABOVE, LIMITS, OWNERS, alive) == ([], [])
+    assert overruns.judge(52.0, ABOVE, LIMITS, OWNERS, alive)[0] == [KILL]
+
+
 def test_a_pod_that_is_above_its_limit_when_its_container_has_ended_is_ended_too() -> None:
     overruns = Overruns(kill=True)
     overruns.add([SWITCHED])

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 _SOCKET = Path("/run/ringfence/enforcer.sock")
 _DEBUG = Path("/sys/kernel/debug/amdgpu")
 _DRIVER = Path("/sys/bus/pci/drivers/amdgpu")
+_MANY_EVENTS = 10_000
+"""At some hundred bytes each more than the buffer of a socket."""
 
 
 @pytest.fixture(scope="module")
@@ -182,6 +186,27 @@ def test_the_kernels_word_of_a_gpu_that_hung_is_heard(listening: Enforcer, gpu: 
     reset(gpu)
     line = f"GPU {gpu.bdf}: WEDGED=none"
     wait_for("the uevent", lambda: line in listening.log.read_text(), 30)
+
+
+def test_more_events_than_the_kernel_keeps_end_no_listening(
+    listening: Enforcer, gpus: list[Gpu]
+) -> None:
+    gpu = gpus[0]
+    card = Path(f"/sys/class/drm/card{gpu.card}/uevent")
+    listens = "listening to the kernel's events of devices"
+    before = listening.log.read_text().count(listens)
+    os.kill(listening.pid, signal.SIGSTOP)
+    try:
+        for _ in range(_MANY_EVENTS):
+            card.write_text("change")
+    finally:
+        os.kill(listening.pid, signal.SIGCONT)
+    wait_for("it to listen anew", lambda: listening.log.read_text().count(listens) > before, 120)
+    assert "uevents: not heard for a moment: No buffer space available" in listening.log.read_text()
+    heard = listening.log.read_text().count(f"change drm {gpu.bdf}")
+    card.write_text("change")
+    line = f"change drm {gpu.bdf}"
+    wait_for("the event", lambda: listening.log.read_text().count(line) > heard, 60)
 
 
 @pytest.mark.usefixtures("listening")

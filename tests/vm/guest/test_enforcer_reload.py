@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from tests.vm.guest.services import Enforcer
 
 _PAGE = Path(__file__).parents[3] / "docs/gpu-health.md"
-# The node has its driver from elsewhere.
-_AS_HERE = f"modprobe() {{ {LOAD}; }}\n"
+# The node has its driver from elsewhere. A real GPU takes seconds, one after the other.
+_AS_HERE = f"modprobe() {{ {LOAD} probe_ms=3000; }}\n"
+_PROBE = Path("/sys/module/amdgpu/parameters/probe_ms")
 
 
 def the_lines() -> str:
@@ -71,7 +72,10 @@ def test_the_documented_lines_reload_the_driver_and_the_limits_are_back(
         refused = subprocess.run(["rmmod", "amdgpu"], check=False, capture_output=True, text=True)
         assert "in use" in refused.stderr
     subprocess.run(["sh", "-euc", _AS_HERE + lines], check=True, timeout=300)
+    _PROBE.write_text("0")
     after = tenant(pods, enforcer, gpu, 64)
     wait_for("the ledger", lambda: after.client.refused("gem-create 4096 vram") == "", 60)
     assert after.client.refused(f"kfd-alloc {gpu.kfd_id} {64 * MIB}") == "ENOMEM"
     assert ledger(after.container.cgroup_id, gpu.bdf).resident == 4096
+    # Nor was the gate given up while the driver came: who has no ledger yet is refused.
+    assert "ledger not loaded" not in enforcer.log.read_text()

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /* The PCI driver, and the module. */
+#include <linux/delay.h>
 #include <linux/module.h>
 #include <linux/pci.h>
 
@@ -7,6 +8,10 @@
 
 #include "amdgpu.h"
 #include "kfd.h"
+
+static unsigned int probe_ms;
+module_param(probe_ms, uint, 0644);
+MODULE_PARM_DESC(probe_ms, "milliseconds that each GPU takes until it is bound (default 0)");
 
 static int amdgpu_pci_probe(struct pci_dev *pdev, const struct pci_device_id *ent)
 {
@@ -39,6 +44,7 @@ static int amdgpu_pci_probe(struct pci_dev *pdev, const struct pci_device_id *en
 	dev_info(adev->dev, "simulated %s (%s), %llu GiB VRAM, render node %d\n",
 		 adev->sim_asic->product_name, adev->sim_asic->gfx, adev->gmc.real_vram_size >> 30,
 		 ddev->render->index);
+	msleep(probe_ms);
 	return 0;
 
 err_unregister:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """KFD's side of SMI events, as kfd_smi_events.c has it, over sockets."""
 
+import errno
 import socket
 import struct
 
@@ -12,10 +13,14 @@ class Driver:
         """``at_once``: bytes that one read gets."""
         self._clients: list[tuple[int, socket.socket]] = []
         self._at_once = at_once
+        self.unknown: set[int] = set()
+        """The GPUs that came later than the process."""
 
     def ioctl(self, _kfd: int, request: int, arguments: bytes) -> bytes:
         assert request == 0xC0084B1F
         kfd_id, _ = struct.unpack("=II", arguments)
+        if kfd_id in self.unknown:
+            raise OSError(errno.EINVAL, "Invalid argument")
         kind = socket.SOCK_STREAM if self._at_once > 8 else socket.SOCK_SEQPACKET
         ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
         ours.setblocking(False)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from enforcer.host.driver import builtin_majors, idle
+from enforcer.host.driver import builtin_majors, idle, settled
 from enforcer.host.files import FileError
 
 if TYPE_CHECKING:
@@ -44,6 +44,18 @@ def test_a_malformed_number_is_named(tmp_path: Path, text: str) -> None:
 
 def test_a_built_in_driver_may_be_without_kfd(tmp_path: Path) -> None:
     assert builtin_majors(tree(tmp_path, module=False, dev=None)) == {226}
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"), [("coming", False), ("going", False), ("live", True), (None, True)]
+)
+def test_a_driver_is_settled_when_its_module_is_live_or_it_has_none(
+    tmp_path: Path, state: str | None, expected: bool
+) -> None:
+    if state is not None:
+        (tmp_path / "module/amdgpu").mkdir(parents=True)
+        (tmp_path / "module/amdgpu/initstate").write_text(f"{state}\n")
+    assert settled(tmp_path) == expected
 
 
 def test_a_driver_without_a_device_is_idle(tmp_path: Path) -> None:
