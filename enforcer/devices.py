@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import TYPE_CHECKING
 
 from enforcer.api.errors import UntoldError
@@ -30,6 +31,8 @@ DEVICE = "device"
 _INVENTORY_SECONDS = 30.0
 _UNSETTLED_SECONDS = 1.0
 """Until the next look where this one may have come in the middle of a change."""
+_UNSETTLED_MOST_SECONDS = 60.0
+"""A driver that comes for longer hangs."""
 _SENSOR_SECONDS = 5.0
 _LEAST_TEST_SECONDS = 1.0
 """A device that has less to answer in is not to blame."""
@@ -52,8 +55,10 @@ class Devices:
         self._inventory_due = 0.0
         self._sensors_due = 0.0
         self._attach_due = False
-        self._doubted = False
-        """True after a look that missed a GPU which the driver has."""
+        self._doubted_since = math.inf
+        """When a look first missed a GPU that the driver has."""
+        self._settled_at = math.inf
+        """When the driver last neither came nor went; infinite before the first look."""
         self._problems: list[str] = []
         self.gpus: tuple[Gpu, ...] = ()
         self.instances: Mapping[str, int] = {}
@@ -122,7 +127,7 @@ class Devices:
         if now >= self._inventory_due:
             self._inventory_due = now + _INVENTORY_SECONDS
             self._sensors_due = now
-            if not self._take_inventory():
+            if not self._take_inventory(now):
                 self._inventory_due = now + _UNSETTLED_SECONDS
             if self._use_dmem:
                 self._probe_dmem()
@@ -150,17 +155,26 @@ class Devices:
         else:
             self._kernel.attach()
 
-    def _take_inventory(self) -> bool:
-        """False if it came in the middle of a change."""
+    def _take_inventory(self, now: float) -> bool:
+        """False if it came in the middle of a change, of which more is to be seen soon."""
         settled = self.settled
+        self._settled_at = now if settled else min(self._settled_at, now)
         gpus, problems = read_inventory(self._roots)
         # KFD's tree is built anew, all of it, when any GPU comes or goes.
         bound = driver.devices(self._roots.sys) or frozenset()
         missed = {one.kfd_id for one in self.gpus if one.bdf in bound}
         missed -= {one.kfd_id for one in gpus}
-        self._doubted = bool(missed) and not self._doubted
-        if self._doubted:
-            return False
+        if missed:
+            self._doubted_since = min(self._doubted_since, now)
+            if now - self._doubted_since < _UNSETTLED_SECONDS:
+                return False
+        self._doubted_since = math.inf
+        if now - self._settled_at >= _UNSETTLED_MOST_SECONDS:
+            settled = True
+            problems.append(
+                "the driver's module has been coming or going for a minute: nothing can follow it, "
+                "and who has a slice is refused VRAM; see dmesg"
+            )
         self._problems = problems
         if tuple(gpus) != self.gpus:
             _log.info("%d GPUs: %s", len(gpus), ", ".join(gpu.bdf for gpu in gpus) or "none")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import select
 import threading
@@ -44,6 +45,7 @@ def follow_uevents(enforcer: Enforcer) -> None:
         _log.info("listening to the kernel's events of devices")
         enforcer.devices_changed()
 
+    told = ""
     while True:
         try:
             for event in uevents.listen(ready):
@@ -53,8 +55,14 @@ def follow_uevents(enforcer: Enforcer) -> None:
                     enforcer.health.wedged(event.bdf, event.wedged, event.task, time.time())
                 enforcer.devices_changed()
         except OSError as error:
-            # Not allowed, or more events at once than the kernel keeps for us.
-            enforcer.health.unheard("uevents", f"not heard for a moment: {error.strerror}")
+            if str(error) != told:
+                told = str(error)
+                _log.warning("uevents were lost, listening anew: %s", error)
+            # More at once than the kernel keeps for us: they go on, and ``ready`` makes up for it.
+            if error.errno != errno.ENOBUFS:
+                enforcer.health.unheard(
+                    "uevents", f"not heard, devices are looked at now and then only: {error}"
+                )
         time.sleep(_LOOK_SECONDS)
 
 
@@ -126,6 +134,21 @@ class FaultLines:
         return lines
 
 
+def _of_some(unheard: Mapping[int, OSError]) -> str:
+    """A line about the GPUs, by KFD's id, of which nothing is heard; "" without one."""
+    if not unheard:
+        return ""
+    ids = ", ".join(map(str, sorted(unheard)))
+    if any(error.errno == errno.EINVAL for error in unheard.values()):
+        why = (
+            "the driver shows a process no GPU that came later than it; delete the enforcer's pod, "
+            "the limits stay"
+        )
+    else:
+        why = ", ".join(sorted({str(error.strerror) for error in unheard.values()}))
+    return f"not heard of the GPUs with the KFD ids {ids}: {why}"
+
+
 class KfdFollower:
     """A thread that listens to KFD's events of the GPUs that are there."""
 
@@ -169,6 +192,8 @@ class KfdFollower:
                     if not busy:
                         self._enforcer.health.unheard("KFD events", f"not heard: {error}")
                     self._stopping.wait(_LOOK_SECONDS if busy else _RETRY_SECONDS)
+            else:
+                self._enforcer.health.unheard("KFD events", "")
             self._stopping.wait(_LOOK_SECONDS)
 
     def _look_for_missed_ends(self) -> None:
@@ -197,13 +222,7 @@ class KfdFollower:
         unheard = listener.listen(wanted)
         for kfd_id, error in unheard.items():
             _log.warning("no KFD events of GPU %d: %s", kfd_id, error.strerror)
-        self._enforcer.health.unheard(
-            "KFD events",
-            f"of {len(unheard)} GPUs are not heard: the driver shows a process no GPU that came "
-            "later than it; delete the enforcer's pod, the limits stay"
-            if unheard
-            else "",
-        )
+        self._enforcer.health.unheard("KFD events", _of_some(unheard))
         if listener.resets:
             _log.info("listening to the KFD events of %d GPUs", len(listener.resets))
         poll = select.poll()

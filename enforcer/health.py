@@ -192,15 +192,17 @@ class Health:
                 if state.resetting and not 0 <= now - state.began < _RESET_SECONDS
             )
 
-    def reset_ended(self, bdf: str, asked: float, now: float) -> None:
+    def reset_ended(self, bdf: str, asked: float, now: float) -> bool:
         """KFD was asked at ``asked`` and let a process in, so the end of a reset was missed.
 
-        Not of one that began since.
+        False if it began since, and may go on.
         """
         with self._lock:
             state = self._states[bdf]
-            if not asked <= state.began <= now:
-                self._set(bdf, replace(state, resetting=frozenset(), last_reset=now), now)
+            if asked <= state.began <= now:
+                return False
+            self._set(bdf, replace(state, resetting=frozenset(), last_reset=now), now)
+            return True
 
     def encode(self) -> str:
         """What a successor must know: the GPUs that are not healthy."""

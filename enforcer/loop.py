@@ -233,9 +233,9 @@ class Enforcer:
         except UntoldError:
             return
         for bdf in overdue if kfd_opens else ():
-            _log.info("GPU %s: KFD is open again, so its reset is over", bdf)
-            self.health.reset_ended(bdf, asked, time.time())
-            self.wake()
+            if self.health.reset_ended(bdf, asked, time.time()):
+                _log.info("GPU %s: KFD is open again, so its reset is over", bdf)
+                self.wake()
 
     def test_devices(self, bdfs: Sequence[str], wait: float) -> list[DeviceTest]:
         """Open ``/dev/kfd`` and the render nodes of some GPUs, or of all, as the local API.

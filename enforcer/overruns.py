@@ -28,6 +28,8 @@ _SECONDS = 1.0
 """For the buffers of the killed process to be given back."""
 
 _AGAIN = 0.2
+_RETRY_SECONDS = 30.0
+"""Between two tries to end a container."""
 
 _SWITCHED = frozenset({"SWITCHED_KILLED", "SWITCHED_SPARED", "OVERRAN"})
 
@@ -119,17 +121,7 @@ class Overruns:
         if ledger is None or limits is None:
             return [], []
         self._judged = {key for key in self._judged if _above(key, ledger, limits)}
-        for key, (due, container) in list(self._ended.items()):
-            if now < due:
-                continue
-            if container is not None:
-                dying = owners.get(container)
-                gone = dying is None or empty(dying)
-                # The maps were read before it was seen to be gone: its buffers are in them.
-                self._ended[key] = (now, None) if gone else (now + _SECONDS, container)
-                continue
-            del self._ended[key]
-            self._due.setdefault(key, now + _SECONDS)
+        self._await_ends(now, owners, empty)
         kills: list[KillCgroup] = []
         overruns: list[Overrun] = []
         for key in [key for key, due in self._due.items() if now >= due]:
@@ -142,19 +134,38 @@ class Overruns:
                 self._due[key] = now + _SECONDS
                 continue
             del self._due[key]
+            if key not in self._judged:
+                overruns.append(Overrun(now, *key, *found, killed=self._kill))
             self._judged.add(key)
-            overruns.append(Overrun(now, *key, *found, killed=self._kill))
             if self._kill:
                 kills.append(KillCgroup(owner.path, owner.cgroup_id))
                 if isinstance(owner, Container):
                     self._ended[owner.pod.cgroup_id, key[1]] = now + _SECONDS, owner.cgroup_id
         return kills, overruns
 
+    def _await_ends(
+        self,
+        now: float,
+        owners: Mapping[int, Container | PodCgroup],
+        empty: Callable[[Container | PodCgroup], bool],
+    ) -> None:
+        for key, (due, container) in list(self._ended.items()):
+            if now < due:
+                continue
+            if container is not None:
+                dying = owners.get(container)
+                gone = dying is None or empty(dying)
+                # The maps were read before it was seen to be gone: its buffers are in them.
+                self._ended[key] = (now, None) if gone else (now + _SECONDS, container)
+                continue
+            del self._ended[key]
+            self._due.setdefault(key, now + _SECONDS)
+
     def lives_on(self, cgroup: int, now: float) -> None:
-        """What was to be ended could not be: it is judged again."""
+        """What was to be ended could not be: it is tried again, and not told again."""
         for key in self._judged:
             if key[0] == cgroup:
-                self._due.setdefault(key, now + _SECONDS)
+                self._due.setdefault(key, now + _RETRY_SECONDS)
 
 
 def _above(

@@ -75,8 +75,10 @@ def test_a_gpu_that_the_driver_has_is_not_gone_because_kfd_builds_its_tree_anew(
     nodes = roots.sys / "class/kfd/kfd/topology/nodes"
     nodes.rename(nodes.with_name("aside"))
     nodes.mkdir()
-    devices.changed()
-    devices.look(101)
+    # With as many events as there are devices behind it.
+    for now in (101, 101.001, 101.9):
+        devices.changed()
+        devices.look(now)
     assert [one.bdf for one in devices.gpus] == [GPU.bdf]
     assert devices.instances.keys() == {GPU.bdf}
     nodes.rmdir()
@@ -138,6 +140,24 @@ def test_nothing_is_attached_before_the_drivers_module_is_live(roots: Roots) -> 
     devices.attach()
     devices.attach()
     assert kernel.asked[2:] == ["retry", "gpus 1", "attach"]
+
+
+def test_a_driver_that_comes_for_a_minute_is_a_problem(roots: Roots) -> None:
+    state = roots.sys / "module/amdgpu/initstate"
+    state.parent.mkdir(parents=True)
+    state.write_text("coming\n")
+    devices = _devices(roots, use_dmem=False)
+    for now in range(100, 160):
+        devices.look(now)
+        assert devices.problems == []
+    devices.look(160)
+    (line,) = devices.problems
+    assert line.startswith("the driver's module has been coming or going for a minute")
+    state.write_text("live\n")
+    devices.look(189)
+    assert devices.problems == [line]
+    devices.look(190)
+    assert devices.problems == []
 
 
 def test_a_driver_without_a_gpu_is_let_go(roots: Roots) -> None:

@@ -132,13 +132,15 @@ def test_who_was_told_of_is_told_again_only_once_it_was_below_its_limit() -> Non
     assert len(overruns.judge(62.0, ABOVE, LIMITS, OWNERS, alive)[1]) == 1
 
 
-def test_who_could_not_be_ended_is_judged_again() -> None:
+def test_who_could_not_be_ended_is_so_later() -> None:
     overruns = Overruns(kill=True)
     overruns.add([SWITCHED])
     assert overruns.judge(51.0, ABOVE, LIMITS, OWNERS, alive)[0] == [KILL]
     overruns.lives_on(KILL.cgroup_id, 51.0)
-    assert overruns.judge(51.5, ABOVE, LIMITS, OWNERS, alive) == ([], [])
-    assert overruns.judge(52.0, ABOVE, LIMITS, OWNERS, alive)[0] == [KILL]
+    assert overruns.judge(80.9, ABOVE, LIMITS, OWNERS, alive) == ([], [])
+    # It was told once.
+    assert overruns.judge(81.0, ABOVE, LIMITS, OWNERS, alive) == ([KILL], [])
+    assert overruns.judge(120.0, ABOVE, LIMITS, OWNERS, alive) == ([], [])
 
 
 def test_a_pod_that_is_above_its_limit_when_its_container_has_ended_is_ended_too() -> None:

@@ -202,7 +202,7 @@ def test_more_events_than_the_kernel_keeps_end_no_listening(
     finally:
         os.kill(listening.pid, signal.SIGCONT)
     wait_for("it to listen anew", lambda: listening.log.read_text().count(listens) > before, 120)
-    assert "uevents: not heard for a moment: No buffer space available" in listening.log.read_text()
+    assert "uevents were lost, listening anew" in listening.log.read_text()
     heard = listening.log.read_text().count(f"change drm {gpu.bdf}")
     card.write_text("change")
     line = f"change drm {gpu.bdf}"
