@@ -143,12 +143,11 @@ def _work(
     )
     events = Events(api, cache, offer)
     pod_resources = arguments.kubelet_dir / POD_RESOURCES
-    held = partial(read_pod_resources, pod_resources, _POD_RESOURCES_SECONDS)
     reaper = Reaper(
         api,
         cache,
         checkpoint,
-        held,
+        partial(read_pod_resources, pod_resources),
         lambda: offer.devices,
         whole=configured.whole,
     )
@@ -165,6 +164,7 @@ def _work(
             checkpoint,
             release,
             events.tell,
+            reaper.reap_now,
             node=arguments.node_name,
             hook=hook,
             run_dir=arguments.socket.parent,
@@ -200,7 +200,7 @@ def _work(
             checkpoint,
             giver,
             holder,
-            held,
+            partial(read_pod_resources, pod_resources, _POD_RESOURCES_SECONDS),
             cdi=cdi,
             policy=arguments.allocator_policy,
             fail_open=arguments.fail_open,

@@ -34,8 +34,15 @@ _PAUSE_SECONDS = 1.0
 _YOUNG_SECONDS = 5.0
 """A slice this young may be ahead of kubelet's own record."""
 _CALL_SECONDS = 5.0
+_HELD_SECONDS = 2.0
 
 _log = logging.getLogger(__name__)
+
+
+def over_pods(slices: Sequence[Slice], pods: Mapping[str, Pod]) -> frozenset[str]:
+    """The UIDs of the pods with slices that are over or gone at the API server. Pure."""
+    uids = {item.pod_uid for item in slices}
+    return frozenset(uid for uid in uids if uid not in pods or pods[uid].ended)
 
 
 def gone_pods(
@@ -43,11 +50,12 @@ def gone_pods(
     pods: Mapping[str, Pod],
     held: PodDevices | None,
     now: datetime,
+    young: float = _YOUNG_SECONDS,
 ) -> list[tuple[str, str, str]]:
     """(uid, namespace, name) of the pods whose slices nobody holds any more. Pure.
 
     ``pods`` is by UID, as the API server has them; ``held`` is kubelet's record, None if it cannot
-    be read.
+    be read. A pod with a slice of less than ``young`` seconds is left alone.
     """
     of_pod: dict[str, list[Slice]] = {}
     for item in slices:
@@ -62,7 +70,7 @@ def gone_pods(
         of_later = later.setdefault(name, set())
         held_ids = {one for ids in (held or {}).get(name, {}).values() for one in ids} - of_later
         of_later |= device_ids
-        if any((now - _time(item.created)).total_seconds() < _YOUNG_SECONDS for item in own):
+        if any((now - _time(item.created)).total_seconds() < young for item in own):
             continue
         if device_ids & held_ids:
             continue
@@ -84,12 +92,15 @@ class Reaper(Follower):
         api: ApiServer,
         cache: PodCache,
         checkpoint: Checkpoint,
-        held: Callable[[], PodDevices | None],
+        held: Callable[[float], PodDevices | None],
         devices: Callable[[], Sequence[Device]],
         *,
         whole: bool = False,
     ) -> None:
-        """``whole``: kubelet's record alone says who has which GPUs, all of them whole."""
+        """``held`` reads kubelet's record, within so many seconds.
+
+        ``whole``: it alone says who has which GPUs, all of them whole.
+        """
         super().__init__("reap", cache)
         self._api = api
         self._checkpoint = checkpoint
@@ -97,6 +108,7 @@ class Reaper(Follower):
         self._devices = devices
         self._whole = whole
         self._looked = float("-inf")
+        self._over: frozenset[str] = frozenset()
         self._recovered = False
         self._trouble = ""
 
@@ -106,7 +118,7 @@ class Reaper(Follower):
         Raises OSError, and then keeps what it found until then.
         """
         devices = self._devices()
-        held = self._held() if devices and self._cache.synced else None
+        held = self._held(_HELD_SECONDS) if devices and self._cache.synced else None
         if held is None:
             return False
         created = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
@@ -131,37 +143,57 @@ class Reaper(Follower):
         return True
 
     def reap(self) -> None:
-        """Look once. Raises ApiServerError or OSError, and then takes nothing back."""
-        slices = self._checkpoint.slices
-        if not slices or not self._cache.synced:
+        """Look once. Raises ApiServerError or OSError, and then takes no more back."""
+        slices, pods = self._checkpoint.slices, self._pods()
+        if self._cache.synced and over_pods(slices, pods):
+            held = self._held(_HELD_SECONDS)
+            for gone in gone_pods(slices, pods, held, datetime.now(UTC)):
+                self._take_back(*gone, _CALL_SECONDS)
+
+    def reap_now(self, deadline: float) -> None:
+        """Take back what can be until ``deadline``: there is a pod that needs it.
+
+        HAMi books it again as soon as the API server tells of a pod's end, and kubelet asks for the
+        next pod a moment later. It asks for one at a time, so that what it was given for another is
+        in its record, however young.
+        """
+        slices, pods = self._checkpoint.slices, self._pods()
+        held = self._held(_left(deadline)) if over_pods(slices, pods) else None
+        if held is None:
             return
-        pods = {pod.uid: pod for pod in self._cache.pods()}
-        if not gone_pods(slices, pods, None, datetime.now(UTC)) and not any(
-            item.pod_uid in pods and pods[item.pod_uid].ended for item in slices
-        ):
-            return
-        for uid, namespace, name in gone_pods(slices, pods, self._held(), datetime.now(UTC)):
-            # The cache may be behind; a slice too many costs less than one too few.
-            answer = self._api.get_pod(namespace, name, _CALL_SECONDS)
-            if answer is not None:
-                pod = self._cache.absorb_pod(answer)
-                if pod.uid == uid and not pod.ended:
-                    continue
-            for item in self._checkpoint.remove_pod(uid):
-                _log.info(
-                    "pod %s/%s, container %s: slice of %s taken back",
-                    item.namespace,
-                    item.pod,
-                    item.container,
-                    ", ".join(share.bdf for share in item.shares),
-                )
+        try:
+            for gone in gone_pods(slices, pods, held, datetime.now(UTC), young=0.0):
+                self._take_back(*gone, _left(deadline))
+        except (ApiServerError, OSError) as error:
+            _log.warning("the slices of pods that are over stay for now: %s", error)
+
+    def _pods(self) -> dict[str, Pod]:
+        return {pod.uid: pod for pod in self._cache.pods()}
+
+    def _take_back(self, uid: str, namespace: str, name: str, seconds: float) -> None:
+        # The cache may be behind; a slice too many costs less than one too few.
+        answer = self._api.get_pod(namespace, name, seconds)
+        if answer is not None:
+            pod = self._cache.absorb_pod(answer)
+            if pod.uid == uid and not pod.ended:
+                return
+        for item in self._checkpoint.remove_pod(uid, seconds):
+            _log.info(
+                "pod %s/%s, container %s: slice of %s taken back",
+                item.namespace,
+                item.pod,
+                item.container,
+                ", ".join(share.bdf for share in item.shares),
+            )
 
     def work(self) -> float:
         """Recover, take back, and make what was given outlast a power cut."""
         now = time.monotonic()
-        if now - self._looked < _PAUSE_SECONDS:
+        over = over_pods(self._checkpoint.slices, self._pods())
+        # A pod that has just ended is not kept waiting; one that kubelet still has is no news.
+        if over <= self._over and now - self._looked < _PAUSE_SECONDS:
             return _PAUSE_SECONDS - (now - self._looked)
-        self._looked = now
+        self._looked, self._over = now, over
         try:
             self._recovered = (self._recovered and not self._whole) or self.recover()
             self.reap()
@@ -175,3 +207,8 @@ class Reaper(Follower):
                 self._trouble = ""
                 _log.info("the slices follow what runs again")
         return _EVERY_SECONDS
+
+
+def _left(deadline: float) -> float:
+    """Seconds, and a moment where none are left."""
+    return max(0.05, deadline - time.monotonic())

@@ -57,16 +57,19 @@ class Scheduled:
         checkpoint: Checkpoint,
         binding: Binding,
         tell: Callable[[Event], None],
+        reap: Callable[[float], None],
         *,
         node: str,
         hook: Installed,
         run_dir: Path,
     ) -> None:
+        """``reap`` takes back until a deadline what pods hold that are over."""
         self._offer = offer
         self._cache = cache
         self._checkpoint = checkpoint
         self._binding = binding
         self._tell = tell
+        self._reap = reap
         self._node = node
         self._hook = hook
         self._run_dir = run_dir
@@ -112,15 +115,7 @@ class Scheduled:
             if not same:
                 raise RefusalError(f"{error}{unanswered}", error.pod) from error
             return self._give_again(same, deadline, hooked=hooked)
-        created = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        item = decide(
-            turn,
-            device_ids,
-            self._offer.devices,
-            self._checkpoint.slices,
-            created,
-            hooked=hooked,
-        )
+        item = self._decide(turn, device_ids, deadline, hooked=hooked)
         try:
             self._checkpoint.add(item, _left(deadline))
         except OSError as error:
@@ -131,6 +126,22 @@ class Scheduled:
             pod = item.namespace, item.pod, item.pod_uid
             self._tell(Event(IDLE_DIES, f"container {item.container}: {line}", pod=pod))
         return item
+
+    def _decide(
+        self, turn: Turn, device_ids: Sequence[str], deadline: float, *, hooked: bool
+    ) -> Slice:
+        """The slice of a container, if need be of what those left that are over."""
+        created = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        slices = self._checkpoint.slices
+        try:
+            return decide(turn, device_ids, self._offer.devices, slices, created, hooked=hooked)
+        except RefusalError:
+            left = deadline - time.monotonic()
+            self._reap(time.monotonic() + left * 0.8)
+            if self._checkpoint.slices is slices:
+                raise
+        slices = self._checkpoint.slices
+        return decide(turn, device_ids, self._offer.devices, slices, created, hooked=hooked)
 
     def _give_again(self, same: Sequence[Slice], deadline: float, *, hooked: bool) -> Slice:
         """The last of the slices that kubelet may mean, recorded as it is given this time."""

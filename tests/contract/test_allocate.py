@@ -370,6 +370,35 @@ def test_the_slice_of_a_deleted_pod_is_taken_back_and_its_cus_given_again(bench:
     assert got.response.envs["HSA_CU_MASK"] == "0:0-299"
 
 
+@pytest.mark.parametrize("name", ["b", "a"])
+@pytest.mark.parametrize("phase", [None, "Succeeded"])
+def test_what_a_pod_leaves_is_given_to_the_next_at_once(
+    bench: Bench, name: str, phase: str | None
+) -> None:
+    """HAMi frees it on the same event; a replica has the name of the one before."""
+    bench.start()
+    gpu = bench.gpu_ids()[0]
+    first = bench.bind("a", f"{gpu},T,196288,304:;")
+    bench.admit(first)
+    bench.wait_unlocked()
+    bench.end(first, phase if name == "b" else None)
+    got = bench.admit(bench.bind(name, f"{gpu},T,196000,300:;"))["app"]
+    assert got.allocate_seconds < 1
+    assert got.response.envs["HSA_CU_MASK"] == "0:0-299"
+    bench.wait_phase(name, "success")
+
+
+def test_what_a_pod_that_ended_has_is_given_to_nobody_while_kubelet_has_it(bench: Bench) -> None:
+    bench.start()
+    gpu = bench.gpu_ids()[0]
+    bench.admit(bench.bind("a", f"{gpu},T,4096,304:;"))
+    bench.wait_unlocked()
+    bench.api.store.patch("pods", ("default", "a"), {"status": {"phase": "Failed"}})
+    with pytest.raises(AdmissionError, match="held by default/a"):
+        bench.admit(bench.bind("b", f"{gpu},T,4096,304:;"))
+    assert [item.pod for item in bench.slices] == ["a"]
+
+
 def test_a_pod_that_ended_keeps_its_slice_while_kubelet_has_it(bench: Bench) -> None:
     bench.start()
     pod = bench.bind("a", f"{bench.gpu_ids()[0]},T,4096,300:;")

@@ -3,7 +3,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from kubernetes import client
@@ -11,7 +12,7 @@ from kubernetes import client
 from deviceplugin.apiserver import ApiServer
 from deviceplugin.checkpoint import Checkpoint
 from deviceplugin.pods import PodCache
-from deviceplugin.reap import Reaper, gone_pods
+from deviceplugin.reap import Reaper, gone_pods, over_pods
 
 from .given import BDF, CREATED, pod, slice_of
 
@@ -71,6 +72,19 @@ def test_a_young_slice_stays() -> None:
     assert gone_pods([SLICE, young], {}, {}, LATER) == []
 
 
+def test_a_young_slice_goes_too_where_kubelets_record_is_known_to_be_up_to_date() -> None:
+    now = datetime.fromisoformat(CREATED)
+    assert gone_pods([SLICE], {}, {}, now, young=0.0) == GONE
+    assert gone_pods([SLICE], {}, HELD, now, young=0.0) == []
+    assert gone_pods([SLICE], ALIVE, {}, now, young=0.0) == []
+
+
+def test_pods_that_are_over_or_gone_are_news_whatever_kubelet_has() -> None:
+    assert over_pods([SLICE], ALIVE) == set()
+    assert over_pods([SLICE], ENDED) == over_pods([SLICE], {}) == {"uid-pod"}
+    assert over_pods([], ENDED) == set()
+
+
 def test_a_device_that_a_later_namesake_got_is_not_the_old_pods() -> None:
     old = replace(SLICE, pod_uid="uid-before")
     now = datetime.now(UTC)
@@ -91,7 +105,7 @@ def test_what_keeps_it_from_its_work_is_told_when_it_begins_changes_and_ends(
     monkeypatch.setattr("deviceplugin.reap._PAUSE_SECONDS", 0.0)
     api = ApiServer(client.ApiClient(), "node")
     checkpoint = Checkpoint(tmp_path / "slices.json")
-    reaper = Reaper(api, PodCache(api), checkpoint, lambda: None, lambda: ())
+    reaper = Reaper(api, PodCache(api), checkpoint, lambda _: None, lambda: ())
     troubles = iter(["no space left", "no space left", "read-only", None, None])
 
     def flush() -> None:
@@ -106,3 +120,30 @@ def test_what_keeps_it_from_its_work_is_told_when_it_begins_changes_and_ends(
         "the slices stay as they are for now: read-only",
         "the slices follow what runs again",
     ]
+
+
+def test_a_pod_that_has_just_ended_is_looked_at_without_a_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+
+    def reap(_: Reaper) -> None:
+        nonlocal looks
+        looks += 1
+
+    monkeypatch.setattr(Reaper, "reap", reap)
+    checkpoint = Checkpoint(tmp_path / "slices.json")
+    checkpoint.add(SLICE)
+    pods = [ALIVE["uid-pod"]]
+    cache: Any = SimpleNamespace(pods=lambda: pods, synced=True)
+    nobody: Any = None
+    reaper = Reaper(nobody, cache, checkpoint, lambda _: None, lambda: ())
+    reaper.work()
+    assert reaper.work() < 2
+    assert looks == 1
+    pods = [ENDED["uid-pod"]]
+    reaper.work()
+    assert looks == 2
+    # As long as kubelet has it, nothing is new.
+    reaper.work()
+    assert looks == 2
