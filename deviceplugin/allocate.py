@@ -17,7 +17,7 @@ from enforcer.model import MIB, ContainerKind, Share, Slice
 from enforcer.slices import hook_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from deviceplugin.codec import DeviceShare
@@ -64,8 +64,8 @@ def decide(
 ) -> Slice:
     """The slice of the container whose turn it is; ``created`` is RFC 3339.
 
-    ``hooked``: the hook is there to be given. ``slices`` are all that were given on this node, in
-    the order they were. Raises RefusalError.
+    ``hooked``: the hook is there to be given. ``slices`` are those of this node that count, in
+    the order they were given. Raises RefusalError.
     """
     entry = turn.entry()
     if len(entry) != len(device_ids):
@@ -171,6 +171,19 @@ def idle_xccs(item: Slice, devices: Iterable[Device]) -> list[str]:
                 f"{layout.xccs} XCCs: expected at least one on each, ask for more amd.com/gpucores"
             )
     return lines
+
+
+def still_booked(slices: Iterable[Slice], initialized: Collection[str]) -> list[Slice]:
+    """The slices that count for the scheduler. Pure.
+
+    It books what an init container had to another pod once the init containers are over, which they
+    are in the pods with the UIDs ``initialized``; the slice itself stays until the pod is over.
+    """
+    return [
+        item
+        for item in slices
+        if item.kind is not ContainerKind.INIT or item.pod_uid not in initialized
+    ]
 
 
 def _beside(turn: Turn, other: Slice) -> bool:

@@ -58,6 +58,8 @@ class Pod:
     """Only those of the scheduler's protocol."""
     acknowledged: bool = False
     """True once kubelet said that it has the pod, admitted or not."""
+    initialized: bool = False
+    """True once kubelet said that the init containers, but for sidecars, have done their work."""
 
     @property
     def title(self) -> str:
@@ -118,6 +120,7 @@ def parse_pod(pod: Json) -> Pod:
         claims=tuple(_claims(spec)),
         annotations=_annotations(metadata),
         acknowledged="startTime" in status,
+        initialized=_condition(status, "Initialized").get("status") == "True",
     )
 
 
@@ -153,13 +156,18 @@ def count_of(node: Node | None, resource: str) -> Count | None:
 
 
 def _reported(status: Json) -> float:
+    try:
+        time = _condition(status, "Ready")["lastHeartbeatTime"]
+        return datetime.fromisoformat(time).timestamp()
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return 0.0
+
+
+def _condition(status: Json, kind: str) -> Json:
     for condition in status.get("conditions") or []:
-        if condition.get("type") == "Ready":
-            try:
-                return datetime.fromisoformat(condition["lastHeartbeatTime"]).timestamp()
-            except (KeyError, TypeError, ValueError, OverflowError):
-                break
-    return 0.0
+        if condition.get("type") == kind:
+            return dict(condition)
+    return {}
 
 
 def _annotations(metadata: Json) -> Mapping[str, str]:

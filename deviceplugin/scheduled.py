@@ -8,7 +8,7 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Protocol
 
-from deviceplugin.allocate import answer, decide, given_again, idle_xccs
+from deviceplugin.allocate import answer, decide, given_again, idle_xccs, still_booked
 from deviceplugin.apiserver import ApiServerError
 from deviceplugin.devices import find_device, share_key
 from deviceplugin.events import IDLE_DIES, Event
@@ -132,16 +132,21 @@ class Scheduled:
     ) -> Slice:
         """The slice of a container, if need be of what those left that are over."""
         created = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        initialized = {pod.uid for pod in self._cache.pods() if pod.initialized}
+
+        def of(slices: Sequence[Slice]) -> Slice:
+            booked = still_booked(slices, initialized)
+            return decide(turn, device_ids, self._offer.devices, booked, created, hooked=hooked)
+
         slices = self._checkpoint.slices
         try:
-            return decide(turn, device_ids, self._offer.devices, slices, created, hooked=hooked)
+            return of(slices)
         except RefusalError:
             left = deadline - time.monotonic()
             self._reap(time.monotonic() + left * 0.8)
             if self._checkpoint.slices is slices:
                 raise
-        slices = self._checkpoint.slices
-        return decide(turn, device_ids, self._offer.devices, slices, created, hooked=hooked)
+        return of(self._checkpoint.slices)
 
     def _give_again(self, same: Sequence[Slice], deadline: float, *, hooked: bool) -> Slice:
         """The last of the slices that kubelet may mean, recorded as it is given this time."""

@@ -169,6 +169,28 @@ def test_a_sidecar_keeps_its_share_beside_the_containers_after_it(bench: Bench) 
     assert bench.annotation("three", "amd-cu-allocated") == f'{{"{gpu}":"0-49"}}'
 
 
+def test_what_an_init_container_had_is_given_to_another_pod_once_it_is_over(bench: Bench) -> None:
+    bench.start()
+    gpu = bench.gpu_ids()[0]
+    pod = bench.bind(
+        "first",
+        f"{gpu},T,190000,300:;{gpu},T,1024,10:;",
+        hami.container("app", 1),
+        init=(hami.container("init", 1),),
+    )
+    bench.admit(pod)
+    bench.wait_unlocked()
+    with pytest.raises(AdmissionError, match="held by default/first"):
+        bench.admit(bench.bind("early", f"{gpu},T,100000,200:;"))
+    bench.wait_unlocked()
+    conditions = [{"type": "Initialized", "status": "True"}]
+    status = {"status": {"phase": "Running", "conditions": conditions}}
+    bench.api.store.patch("pods", ("default", "first"), status)
+    got = bench.admit(bench.bind("second", f"{gpu},T,100000,200:;"))["app"]
+    assert got.response.envs["HSA_CU_MASK"] == "0:10-209"
+    assert [item.container for item in bench.slices if item.pod == "first"] == ["init", "app"]
+
+
 def test_leading_empty_entries_that_the_scheduler_dropped_are_made_up_for(bench: Bench) -> None:
     """HAMi v2.10.0: two containers without a GPU come first, and have no entry."""
     bench.start()

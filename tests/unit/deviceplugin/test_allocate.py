@@ -17,6 +17,7 @@ from deviceplugin.allocate import (
     held_cus,
     idle_xccs,
     promised_bytes,
+    still_booked,
 )
 from deviceplugin.cu import CuLayout
 from deviceplugin.devices import devices_of
@@ -238,6 +239,23 @@ def test_promises_of_a_pod_are_its_peak() -> None:
     assert promised_bytes(items, DEVICES[0]) == 12 * MIB
     assert promised_bytes(items, DEVICES[1]) == 0
     assert promised_bytes([slice_of("a", Share(BDF, None))], DEVICES[0]) == 196288 * MIB
+
+
+def test_what_an_init_container_had_is_booked_again_once_it_is_over() -> None:
+    init = slice_of("init", Share(BDF, 196287 * MIB, "0-302"), name="a", kind=INIT)
+    side = slice_of("side", Share(BDF, MIB, "0"), name="a", kind=SIDECAR)
+    app = slice_of("app", Share(BDF, MIB, "1"), name="a")
+    of_other = slice_of("init", Share(OTHER, None), name="b", kind=INIT)
+    slices = [init, side, app, of_other]
+    assert still_booked(slices, {"uid-b"}) == [init, side, app]
+    booked = still_booked(slices, {"uid-a"})
+    assert booked == [side, app, of_other]
+    one = pod(f"{ID},T,4096,302:;")
+    assert allocate(one, booked).shares[0].cus == "2-303"
+    with pytest.raises(RefusalError):
+        allocate(one, slices)
+    with pytest.raises(RefusalError):
+        allocate(pod(f"{ID},T,4096,303:;"), booked)
 
 
 @pytest.mark.parametrize("cus", ["9-3", "5-", "0-99999"])

@@ -31,6 +31,25 @@ def pod(**spec: object) -> dict[str, object]:
     }
 
 
+@pytest.mark.parametrize(
+    ("conditions", "initialized"),
+    [
+        (None, False),
+        ([], False),
+        ([{"type": "Initialized", "status": "False"}], False),
+        ([{"type": "Ready", "status": "True"}], False),
+        ([{"type": "Initialized"}], False),
+        (
+            [{"type": "PodScheduled", "status": "True"}, {"type": "Initialized", "status": "True"}],
+            True,
+        ),
+    ],
+)
+def test_a_pod_is_initialized_once_kubelet_says_so(conditions: object, initialized: bool) -> None:
+    one = pod() | {"status": {"phase": "Pending", "conditions": conditions}}
+    assert parse_pod(one).initialized is initialized
+
+
 def test_claims_come_in_the_order_of_kubelets_admission() -> None:
     parsed = parse_pod(
         pod(
