@@ -70,7 +70,8 @@ def gone_pods(
         of_later = later.setdefault(name, set())
         held_ids = {one for ids in (held or {}).get(name, {}).values() for one in ids} - of_later
         of_later |= device_ids
-        if any((now - _time(item.created)).total_seconds() < young for item in own):
+        # One from the future was given before the clock was set back: it would be young for long.
+        if any(0 <= (now - _time(item.created)).total_seconds() < young for item in own):
             continue
         if device_ids & held_ids:
             continue

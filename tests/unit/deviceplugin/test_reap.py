@@ -72,6 +72,11 @@ def test_a_young_slice_stays() -> None:
     assert gone_pods([SLICE, young], {}, {}, LATER) == []
 
 
+def test_a_slice_from_before_the_clock_was_set_back_is_not_young_for_ever() -> None:
+    now = datetime.fromisoformat(CREATED) - timedelta(days=400)
+    assert gone_pods([SLICE], {}, {}, now) == GONE
+
+
 def test_a_young_slice_goes_too_where_kubelets_record_is_known_to_be_up_to_date() -> None:
     now = datetime.fromisoformat(CREATED)
     assert gone_pods([SLICE], {}, {}, now, young=0.0) == GONE
