@@ -104,7 +104,8 @@ def _allocating(pod: Pod, node: str) -> bool:
         pod.annotations.get(BIND_PHASE) == PHASE_ALLOCATING
         and pod.node == node
         and pod.annotations.get(VGPU_NODE) == node
-        and not pod.ended
+        # One that runs has its devices, also where the API server did not let that be written.
+        and pod.phase == "Pending"
         and not pod.deleted
     )
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from deviceplugin.apiserver import ApiServerError
 from deviceplugin.follower import Follower
-from deviceplugin.recover import lost_slices, whole_slices
+from deviceplugin.recover import lost_slices, unlisted, whole_slices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -111,10 +111,11 @@ class Reaper(Follower):
         self._looked = float("-inf")
         self._over: frozenset[str] = frozenset()
         self._recovered = False
+        self._problems: list[str] = []
         self._trouble = ""
 
     def recover(self) -> bool:
-        """Find lost slices once pods, GPUs and kubelet's record are known; False before that.
+        """Find lost slices; False while pods, GPUs or kubelet's record are not all known.
 
         Raises OSError, and then keeps what it found until then.
         """
@@ -126,10 +127,12 @@ class Reaper(Follower):
         with self._checkpoint.giving:
             pods, slices = self._cache.pods(), self._checkpoint.slices
             problems: list[str] = []
+            early = False
             if self._whole:
                 found = whole_slices(pods, slices, devices, held, created)
             else:
                 found, problems = lost_slices(pods, self._api.node, slices, devices, held, created)
+                early = unlisted(pods, self._api.node, slices, held)
             for item in found:
                 self._checkpoint.add(item)
                 _log.log(
@@ -140,8 +143,11 @@ class Reaper(Follower):
                     item.container,
                 )
         for problem in problems:
-            _log.error("%s", problem)
-        return True
+            if problem not in self._problems:
+                _log.error("%s", problem)
+        self._problems = problems
+        # A GPU that was not offered yet is one day.
+        return not (problems or early)
 
     def reap(self) -> None:
         """Look once. Raises ApiServerError or OSError, and then takes no more back."""

@@ -65,6 +65,18 @@ def lost_slices(
     return found, problems
 
 
+def unlisted(pods: Iterable[Pod], node: str, slices: Sequence[Slice], held: PodDevices) -> bool:
+    """True if kubelet's record lacks a pod that was served and has no slice. Pure.
+
+    kubelet has just started then, and knows none of its pods yet, or the pod is about to go.
+    """
+    known = {item.pod_uid for item in slices}
+    return any(
+        _was_served(pod, node) and pod.uid not in known and (pod.namespace, pod.name) not in held
+        for pod in pods
+    )
+
+
 def whole_slices(
     pods: Iterable[Pod],
     slices: Sequence[Slice],

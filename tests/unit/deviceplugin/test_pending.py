@@ -41,6 +41,7 @@ def lock(name: str) -> NodeLock:
     [
         replace(A, node="elsewhere"),
         replace(A, phase="Failed"),
+        replace(A, phase="Running"),
         replace(A, phase="Succeeded"),
         replace(A, deleted=True),
         replace(A, claims=()),

@@ -14,7 +14,7 @@ from deviceplugin.checkpoint import Checkpoint
 from deviceplugin.pods import PodCache
 from deviceplugin.reap import Reaper, gone_pods, over_pods
 
-from .given import BDF, CREATED, pod, slice_of
+from .given import BDF, CREATED, DEVICES, NODE, OTHER, OTHER_ID, pod, slice_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -125,6 +125,32 @@ def test_what_keeps_it_from_its_work_is_told_when_it_begins_changes_and_ends(
         "the slices stay as they are for now: read-only",
         "the slices follow what runs again",
     ]
+
+
+def test_lost_slices_are_looked_for_until_kubelet_and_gpus_are_known(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    served = pod(
+        ";",
+        phase="Running",
+        bind_phase="success",
+        amd_devices_allocated=f"{OTHER_ID},T,4096,76:;",
+    )
+    held: PodDevices = {}
+    devices = DEVICES[:1]
+    checkpoint = Checkpoint(tmp_path / "slices.json")
+    api: Any = SimpleNamespace(node=NODE)
+    cache: Any = SimpleNamespace(pods=lambda: [served], synced=True)
+    reaper = Reaper(api, cache, checkpoint, lambda _: held, lambda: devices)
+    assert not reaper.recover(), "kubelet has just started"
+    assert caplog.text == ""
+    held = {("default", "pod"): {"app": (f"{OTHER}#0",)}}
+    assert not reaper.recover(), "the GPU is not offered yet"
+    assert not reaper.recover()
+    assert caplog.text.count("cannot be made out") == 1
+    devices = DEVICES
+    assert reaper.recover()
+    assert [item.pod for item in checkpoint.slices] == ["pod"]
 
 
 def test_a_pod_that_has_just_ended_is_looked_at_without_a_pause(

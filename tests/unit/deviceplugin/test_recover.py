@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 
-from deviceplugin.recover import lost_slices, whole_slices
+from deviceplugin.recover import lost_slices, unlisted, whole_slices
 from enforcer.model import MIB, ContainerKind, Share, Slice
 from enforcer.slices import decode, encode
 
@@ -77,6 +77,24 @@ def test_what_the_checkpoint_knows_is_left_alone() -> None:
 )
 def test_a_pod_that_was_not_served_here_has_none(one: Pod) -> None:
     assert recover(one) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("one", "slices", "held", "waits"),
+    [
+        (ONE, (), {}, True),
+        (ONE, (), {("kube-system", "static"): {}}, True),
+        (ONE, (), HELD, False),
+        (ONE, (), {("default", "pod"): {}}, False),
+        (ONE, (slice_of(),), {}, False),
+        (replace(ONE, phase="Failed"), (), {}, False),
+        (pod(), (), {}, False),
+    ],
+)
+def test_a_kubelet_that_does_not_know_a_served_pod_yet_is_waited_for(
+    one: Pod, slices: tuple[Slice, ...], held: PodDevices, waits: bool
+) -> None:
+    assert unlisted([one], NODE, slices, held) is waits
 
 
 @pytest.mark.parametrize("held", [{}, {("default", "pod"): {"app": ()}}])
