@@ -113,7 +113,10 @@ class PodCache:
         self._list_pods(self._api.list_pods(left))
 
     def absorb_pod(self, pod: Json) -> Pod:
-        """Take in a pod read or patched elsewhere, unless the cache knows better."""
+        """Take in a pod read or patched elsewhere, unless the cache knows better.
+
+        One that is not bound to this node only tells that its namesake here is gone.
+        """
         parsed = self._parse(pod)
         with self._changed:
             if self._take(parsed):
@@ -159,6 +162,9 @@ class PodCache:
             return False
         if known is not None and known.uid != pod.uid:
             self._drop(known)
+        if pod.node != self._api.node:
+            # A later namesake elsewhere, whose end no watch of this node tells.
+            return known is not None
         self._pods[key] = pod
         return True
 

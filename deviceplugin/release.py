@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from deviceplugin.allocate import held_cus, layout_of
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from deviceplugin.apiserver import ApiServer
     from deviceplugin.checkpoint import Checkpoint
+    from deviceplugin.codec import NodeLock
     from deviceplugin.devices import Device
     from deviceplugin.pod import Node, Pod
     from deviceplugin.pods import PodCache
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
 _CALL_SECONDS = 5.0
 _RETRY_SECONDS = (0.1, 15.0)
 _IDLE_SECONDS = 30.0
+_STRAY_SECONDS = (10.0, 15.0)
+"""How long a lock may name no pod of this node before it is looked into, and then until again."""
 
 _log = logging.getLogger(__name__)
 
@@ -59,6 +62,16 @@ class _Retry:
     due: float
     delay: float
     told: object = None
+    """Of what error the log has."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stray:
+    """A node lock that names no pod of this node."""
+
+    lock: NodeLock
+    due: float
+    told: str = ""
     """Of what error the log has."""
 
 
@@ -141,6 +154,7 @@ class Release(Follower):
         self._failed: set[str] = set()
         self._retries: dict[str, _Retry] = {}
         self._known: dict[str, tuple[tuple[object, ...], Settlement]] = {}
+        self._stray: _Stray | None = None
 
     @property
     def refused(self) -> Collection[str]:
@@ -188,9 +202,50 @@ class Release(Follower):
             except Exception as error:
                 # Told by the follower, after the others.
                 mistake = error
+        pause = min(pause, self._look_after_stray(pods, node))
         if mistake is not None:
             raise mistake
         return pause
+
+    def _look_after_stray(self, pods: Sequence[Pod], node: Node | None) -> float:
+        """Free the node of a lock that nobody else will; the seconds until the next look."""
+        lock = node.lock() if node is not None else None
+        if lock is None or any(lock.names(pod.namespace, pod.name) for pod in pods):
+            self._stray = None
+            return _IDLE_SECONDS
+        now = time.monotonic()
+        stray = self._stray
+        if stray is None or stray.lock != lock:
+            stray = _Stray(lock, now + _STRAY_SECONDS[0])
+        elif stray.due <= now:
+            stray = replace(stray, due=now + _STRAY_SECONDS[1])
+            try:
+                self._release_stray(lock)
+            except ApiServerError as error:
+                if str(error) != stray.told:
+                    stray = replace(stray, told=str(error))
+                    _log.warning("the node lock: %s; trying again now and then", error)
+        self._stray = stray
+        return stray.due - now
+
+    def _release_stray(self, lock: NodeLock) -> None:
+        """Release a lock whose pod is another node's by now.
+
+        The pod that took it is gone, and one of its name, as a StatefulSet makes it anew, was bound
+        elsewhere: HAMi finds the owner and waits for it to let go. A pod that is not bound may be
+        about to be bound here, and for one that does not exist HAMi takes the lock over by itself.
+        """
+        if lock.owner is None:
+            return
+        # The node before the pod, as in _settle.
+        node = self._cache.absorb_node(self._api.get_node(_CALL_SECONDS))
+        answer = self._api.get_pod(*lock.owner, _CALL_SECONDS)
+        if answer is None or node.lock() != lock:
+            return
+        pod = self._cache.absorb_pod(answer)
+        if pod.node not in {"", self._api.node}:
+            self._unlock(node)
+            _log.warning("pod %s: is on node %s: node lock released", pod.title, pod.node)
 
     def _settled(self, pod: Pod) -> None:
         known = self._retries.pop(pod.uid, None)
@@ -239,19 +294,17 @@ class Release(Follower):
             # webhook can, must not keep every other pod off the node as well.
             refused = error
         if node is not None and settlement.unlock and _locked_by(node, pod):
-            patch = {
-                "metadata": {
-                    "resourceVersion": node.resource_version,
-                    "annotations": {NODE_LOCK: None},
-                }
-            }
-            self._cache.absorb_node(self._api.patch_node(patch, _CALL_SECONDS))
+            self._unlock(node)
             _log.info("pod %s: node lock released", pod.title)
         elif node is not None:
             # The cache is behind the server; without this the next pass would find the same.
             self._cache.absorb_node(self._api.get_node(_CALL_SECONDS))
         if refused is not None:
             raise refused
+
+    def _unlock(self, node: Node) -> None:
+        metadata = {"resourceVersion": node.resource_version, "annotations": {NODE_LOCK: None}}
+        self._cache.absorb_node(self._api.patch_node({"metadata": metadata}, _CALL_SECONDS))
 
     def _annotate(self, pod: Pod, owed: Mapping[str, str]) -> None:
         if owed:

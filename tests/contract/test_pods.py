@@ -105,6 +105,20 @@ def test_an_answer_older_than_its_namesake_does_not_replace_it(
     assert [pod.uid for pod in cache.pods()] == [new["metadata"]["uid"]]
 
 
+def test_a_namesake_on_another_node_is_not_taken_in(api: ApiServer, cache: PodCache) -> None:
+    cache.start()
+    assert cache.wait_synced(5)
+    put(api, "pod")
+    eventually(lambda: names(cache) == ["pod"])
+    api.faults.silent = True
+    time.sleep(0.3)
+    api.store.delete("pods", ("default", "pod"))
+    elsewhere = hami.pod("pod", hami.container("app", 1))
+    elsewhere["spec"]["nodeName"] = "elsewhere"
+    cache.absorb_pod(api.put_pod(elsewhere))
+    assert names(cache) == []
+
+
 def test_a_list_drops_what_it_should_know_and_keeps_what_is_newer(
     api: ApiServer, cache: PodCache
 ) -> None:
