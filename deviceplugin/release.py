@@ -168,10 +168,12 @@ class Release(Follower):
 
     def work(self) -> float:
         """Settle every pod that is owed something."""
+        # Before the pods: another may be refused meanwhile, that is not among them yet.
+        failed = set(self._failed)
         pods = self._cache.pods()
         node = self._cache.node()
         uids = {pod.uid for pod in pods}
-        self._failed &= uids
+        self._failed -= failed - uids
         self._known = {uid: known for uid, known in self._known.items() if uid in uids}
         self._retries = {uid: retry for uid, retry in self._retries.items() if uid in uids}
         now = time.monotonic()

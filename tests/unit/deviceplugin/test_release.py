@@ -110,6 +110,19 @@ def test_nothing_in_a_pods_annotations_breaks_what_it_is_owed(
     json.dumps({"annotations": dict(owed.annotations)}).encode()
 
 
+def test_a_refusal_of_a_pod_that_is_not_among_those_looked_at_yet_is_remembered() -> None:
+    cache: Any = SimpleNamespace(wake=lambda: None)
+    nobody: Any = None
+    release = Release(nobody, cache, nobody, lambda: DEVICES)
+    cache.pods = list
+    cache.node = lambda: release.fail(pod(ONE))
+    release.work()
+    assert "uid-pod" in release.refused
+    cache.node = lambda: None
+    release.work()
+    assert release.refused == set()
+
+
 def test_a_pod_that_nobody_thought_of_keeps_no_other_from_what_it_is_owed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
