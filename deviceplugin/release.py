@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from deviceplugin.allocate import held_cus, layout_of
-from deviceplugin.apiserver import CONFLICT, ApiServerError
+from deviceplugin.apiserver import CONFLICT, NOT_FOUND, ApiServerError
 from deviceplugin.codec import (
     BIND_PHASE,
     CU_ALLOCATED,
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 _CALL_SECONDS = 5.0
 _RETRY_SECONDS = (0.1, 15.0)
 _IDLE_SECONDS = 30.0
+_PASSING = frozenset({0, 401, NOT_FOUND, 408, CONFLICT, 429, 502, 503, 504})
+"""What keeps a pod from being written for now, or only says that it is another one by now."""
 _STRAY_SECONDS = (10.0, 15.0)
 """How long a lock may name no pod of this node before it is looked into, and then until again."""
 
@@ -290,7 +292,7 @@ class Release(Follower):
         try:
             self._annotate(pod, settlement.annotations)
         except ApiServerError as error:
-            if error.status in (0, CONFLICT):
+            if error.status in _PASSING:
                 raise
             # The lock is the node's: whoever keeps one pod from being written, as an admission
             # webhook can, must not keep every other pod off the node as well.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.contract.conftest import NODE, REGISTER, RESOURCE, eventually
+from tests.contract.conftest import LOCK, NODE, REGISTER, RESOURCE, eventually
 from tests.contract.peers.kubelet import AdmissionError
 
 if TYPE_CHECKING:
@@ -147,6 +147,21 @@ def test_a_pod_that_may_not_be_written_keeps_no_other_off_the_node(bench: Bench)
     bench.api.faults.denied_pod = ""
     bench.wait_phase("one", "success")
     eventually(lambda: "pod default/one: settled after all" in bench.log)
+
+
+@pytest.mark.parametrize("status", [401, 408, 429, 503, 504])
+def test_a_pod_that_cannot_be_written_now_keeps_its_lock_until_it_is(
+    bench: Bench, status: int
+) -> None:
+    bench.start()
+    bench.api.faults.denied_pod, bench.api.faults.denied_status = "one", status
+    bench.admit(bench.bind("one", f"{bench.gpu_ids()[0]},T,4096,76:;"))
+    eventually(lambda: len(bench.requests("PATCH", "/pods/one")) > 1)
+    assert bench.annotation("one", "bind-phase") == "allocating"
+    assert LOCK in bench.api.node_annotations(NODE)
+    bench.api.faults.denied_pod = ""
+    bench.wait_phase("one", "success")
+    bench.wait_unlocked()
 
 
 def test_a_refused_pod_that_cannot_say_so_does_not_stand_in_for_another(bench: Bench) -> None:

@@ -64,7 +64,8 @@ class Faults:
     refuse_events: int = 0
     """Events get this status."""
     denied_pod: str = ""
-    """Patches of the pod of this name get a 403, as of an admission webhook."""
+    """Patches of the pod of this name get this status, 403 as of an admission webhook."""
+    denied_status: int = 403
     conflicts: int = 0
     """So many patches with a precondition get a 409 first."""
 
@@ -377,7 +378,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if what == f"pods/{faults.denied_pod}":
             raise HttpError(
-                403, "Forbidden", f'admission webhook "no.example" denied it at {time.time()}'
+                faults.denied_status,
+                "Refused",
+                f'admission webhook "no.example" denied it at {time.time()}',
             )
         if faults.refuse_patches > 0:
             faults.refuse_patches -= 1
