@@ -51,6 +51,8 @@ class Answer:
     gpus: tuple[Device, ...] = ()
     """The devices that the nodes are of."""
     mounts: tuple[Mount, ...] = ()
+    names: tuple[str, ...] = ()
+    """CDI names that stand for the nodes: kubelet's record has either."""
 
 
 def decide(

@@ -4,19 +4,23 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from typing import TYPE_CHECKING
 
-from deviceplugin.allocate import gives_hook
+from deviceplugin.allocate import gives_hook, nodes_of
+from deviceplugin.cdi import KFD, KIND, cdi_name
+from deviceplugin.devices import GONE, share_key
 from deviceplugin.record import RecordError
 from enforcer.api.client import EnforcerError
 from enforcer.model import Why
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from deviceplugin.allocate import Answer
+    from deviceplugin.devices import Device
     from deviceplugin.hook import Hook
     from deviceplugin.podresources import PodDevices
     from enforcer.api.client import Client
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
 
 _PAUSE_SECONDS = 0.3
 _LEAST_SECONDS = 0.1
+_GPU_NAME = re.compile(rf"(/dev/dri/|{KIND}=)(card|renderD)[0-9]+")
 _REMAKE = "a new pod is given it where it is installed: delete this one"
 
 _log = logging.getLogger(__name__)
@@ -69,6 +74,40 @@ def mistaken(items: Sequence[Slice], holders: Sequence[tuple[str, str]]) -> str 
     )
 
 
+def renumbered(item: Slice, devices: Iterable[Device], given: Iterable[Answer]) -> str | None:
+    """Why what kubelet gives to a container is not of its GPUs any more; None if it may be. Pure.
+
+    The numbers of cards and render nodes are the driver's to give anew, at boot and when it is
+    loaded, and kubelet gives at each start what it was once told: ``given``, an answer for each
+    resource. A GPU of the slice that is not among ``devices`` may be there all the same.
+    """
+    wanted = {share_key(share) for share in item.shares}
+    there = [device for device in devices if device.why != GONE]
+    own = [device for device in there if device.key in wanted]
+    names = _names(own)
+    others = _names(device for device in there if device.key not in wanted)
+    moved: set[str] = set()
+    for one in given:
+        had = set(filter(_GPU_NAME.fullmatch, (*one.devices, *one.names)))
+        wrong = had & others if len(own) < len(wanted) else had - names | had & others
+        if had and not wrong:
+            return None
+        moved |= wrong
+    if not moved:
+        return None
+    now = ", ".join(path for path in nodes_of(own) if path != KFD) or "not there"
+    return (
+        f"its GPU has another number since: kubelet gives it {', '.join(sorted(moved))}, and GPU "
+        f"{', '.join(sorted(wanted))} is {now} now: delete this pod"
+    )
+
+
+def _names(devices: Iterable[Device]) -> set[str]:
+    """What kubelet can be told to give for these GPUs alone."""
+    one_by_one = [(*nodes_of([device]), cdi_name(device)) for device in devices]
+    return {name for names in one_by_one for name in names} - {KFD}
+
+
 class _NoImageError(Exception):
     """The runtime has no such image; the message says why the slice is not held."""
 
@@ -94,6 +133,18 @@ class Holder:
         self._installed = installed
         self._recorded = recorded
         self._run = run
+
+    def renumbered(self, items: Sequence[Slice], devices: Sequence[Device]) -> str | None:
+        """Why kubelet gives a container of these slices what is not of its GPUs; None if none."""
+        for item in items:
+            try:
+                given = self._recorded(item.pod_uid, item.container)
+            except RecordError:
+                continue
+            why = renumbered(item, devices, given)
+            if why is not None:
+                return f"pod {item.namespace}/{item.pod}, container {item.container}: {why}"
+        return None
 
     def hold(self, items: Sequence[Slice], timeout: float) -> str | None:
         """None once every slice is held; else why one is not, after at most ``timeout`` seconds.

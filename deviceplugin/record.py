@@ -56,4 +56,5 @@ def _answer(message: bytes) -> Answer:
         mounts=tuple(
             Mount(one.host_path, one.container_path, one.read_only) for one in given.mounts
         ),
+        names=tuple(device.name for device in given.cdi_devices),
     )

@@ -59,6 +59,9 @@ class Hold(Protocol):
     def hold(self, items: Sequence[Slice], timeout: float) -> str | None:
         """None once every slice is held; else why one is not."""
 
+    def renumbered(self, items: Sequence[Slice], devices: Sequence[Device]) -> str | None:
+        """Why kubelet gives a container of these slices what is not of its GPUs; None if none."""
+
 
 class DevicePlugin(DevicePluginServicer):
     """kubelet's calls, answered from caches and the checkpoint."""
@@ -188,7 +191,7 @@ class DevicePlugin(DevicePluginServicer):
             absent = _no_slice(request.devices_ids, holders)
             _log.error("start refused: %s", absent)
             context.abort(grpc.StatusCode.NOT_FOUND, absent)
-        mistake = mistaken(items, holders)
+        mistake = mistaken(items, holders) or self._holder.renumbered(items, self._offer.devices)
         if mistake is not None:
             _log.error("start refused: %s", mistake)
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, mistake)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from enforcer.model import HostSupport, ImageLibc, Layer, LayerState, Protection
 from tests.contract.conftest import eventually
 from tests.contract.peers import hami
 from tests.contract.peers.kubelet import StartError
+from tests.contract.peers.sysfs import two_mi300x, write_sysfs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -235,6 +237,27 @@ def test_a_whole_gpu_starts_without_an_enforcer(bench: Bench) -> None:
     started = time.monotonic()
     bench.kubelet.start_container(uid, "app")
     assert time.monotonic() - started < 15
+
+
+@pytest.mark.parametrize("share", [WHOLE, "4096,76"])
+@pytest.mark.parametrize("cdi", [True, False])
+def test_a_container_does_not_start_again_with_a_gpu_that_has_its_number_now(
+    bench: Bench, share: str, cdi: bool
+) -> None:
+    options = ["--fail-open", *([f"--cdi-dir={bench.root / 'cdi'}"] if cdi else [])]
+    uid = admitted(bench, *options, share=share)
+    with enforcing(bench, LayerState(Layer.DMEM)):
+        bench.kubelet.start_container(uid, "app")
+    bench.kill(bench.processes[0])
+    first, second = two_mi300x()
+    shutil.rmtree(bench.root / "sys")
+    write_sysfs(bench.root / "sys", (replace(first, minor=1), replace(second, minor=0)))
+    bench.start(*options)
+    with (
+        enforcing(bench, LayerState(Layer.DMEM)),
+        pytest.raises(StartError, match=r"default/one.*another number since.*card0.*card1.* now"),
+    ):
+        bench.kubelet.start_container(uid, "app")
 
 
 def test_a_whole_gpu_nobody_says_whose_it_is_starts_only_when_the_enforcer_knows_the_pod(

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from deviceplugin.allocate import Answer, answer
-from deviceplugin.hold import Holder, holders_of, mistaken, slices_to_hold
+from deviceplugin.devices import GONE
+from deviceplugin.hold import Holder, holders_of, mistaken, renumbered, slices_to_hold
 from deviceplugin.hook import Hook
 from deviceplugin.record import RecordError
 from enforcer.api.client import Client
@@ -35,6 +36,7 @@ from .given import BDF, OTHER, device, slice_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from deviceplugin.devices import Device
     from deviceplugin.podresources import PodDevices
 
 NO_LAYER = HostSupport(
@@ -233,6 +235,64 @@ def test_a_slice_is_not_held_for_another_pod() -> None:
     why = mistaken([slice_of(device_ids=IDS)], holders)
     assert why is not None
     assert why.startswith("kubelet starts pod other/thief with the devices that were given for pod")
+
+
+def of(*names: str) -> Answer:
+    """What kubelet was told once: nodes, or CDI names."""
+    paths = tuple(f"/dev/dri/{name}" for name in names if "=" not in name)
+    return Answer({}, ("/dev/kfd", *paths), names=tuple(name for name in names if "=" in name))
+
+
+TODAY = (device(), device(OTHER))
+"""The first is card0 and renderD128, the second card1 and renderD129."""
+LOST = replace(TODAY[0], healthy=False, why=GONE)
+CDI = "amd.com/gpu=card"
+
+
+@pytest.mark.parametrize(
+    ("given", "devices", "starts"),
+    [
+        ([of("card0", "renderD128")], TODAY, True),
+        ([of(f"{CDI}0")], TODAY, True),
+        ([of("card1", "renderD129")], TODAY, False),
+        ([of("card0", "renderD129")], TODAY, False),
+        ([of("card0", "renderD130")], TODAY, False),
+        ([of(f"{CDI}1")], TODAY, False),
+        # The card node came later.
+        ([of("renderD128")], TODAY, True),
+        # Nothing is recorded yet, or nothing of a GPU.
+        ([], TODAY, True),
+        ([of()], TODAY, True),
+        ([Answer({}, ("/dev/dri",)), Answer({}, (), names=("vendor/nic=card1",))], TODAY, True),
+        # Of two resources one answer is this slice's.
+        ([of("card1", "renderD129"), of("card0", "renderD128")], TODAY, True),
+        # Its GPU is gone, or not offered: a number that is nobody's says nothing.
+        ([of("card0", "renderD128")], (LOST, TODAY[1]), True),
+        ([of("card1", "renderD129")], (LOST, TODAY[1]), False),
+        ([of("card1", "renderD129")], TODAY[1:], False),
+        ([of(f"{CDI}1")], TODAY[1:], False),
+        ([of("card0", "renderD128")], (), True),
+        # Its own is kept back with the numbers it had.
+        ([of("card0", "renderD128")], (TODAY[0], device(OTHER, card=0, render=128)), False),
+    ],
+)
+@pytest.mark.parametrize("share", [Share(BDF, None), Share(BDF, MIB, "0-3")])
+def test_a_container_does_not_start_with_what_is_another_gpu_by_now(
+    given: list[Answer], devices: tuple[Device, ...], starts: bool, share: Share
+) -> None:
+    assert (renumbered(slice_of("app", share), devices, given) is None) is starts
+
+
+def test_it_says_what_it_was_and_what_it_is(holder: Holder, short_path: Path) -> None:
+    with Client(short_path / "enforcer.sock") as client:
+        moved = made(client, recorded=lambda *_: [of("card1", "renderD129")])
+        why = moved.renumbered([slice_of()], TODAY)
+    assert why == (
+        "pod default/pod, container app: its GPU has another number since: kubelet gives it "
+        "/dev/dri/card1, /dev/dri/renderD129, and GPU 0000:05:00.0 is /dev/dri/card0, "
+        "/dev/dri/renderD128 now: delete this pod"
+    )
+    assert holder.renumbered([slice_of()], TODAY) is None, "a record that cannot be read"
 
 
 def hooked(name: str = "app") -> Slice:

@@ -4,6 +4,7 @@ from __future__ import annotations
 import base64
 import json
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 from deviceplugin.allocate import Answer, Mount
 from deviceplugin.record import FILE, RecordError, recorded
 from deviceplugin.server import container_response
+
+from .given import DEVICES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,6 +55,15 @@ def test_what_a_container_was_answered_is_read_back(tmp_path: Path) -> None:
     assert recorded(tmp_path, "uid", "main") == [ANSWER]
     assert recorded(tmp_path, "uid", "side") == [other]
     assert recorded(tmp_path, "uid", "nobody") == []
+
+
+def test_cdi_names_are_read_back(tmp_path: Path) -> None:
+    given = replace(ANSWER, gpus=DEVICES)
+    message = container_response(given, by_name=True).SerializeToString()
+    by_name = {"AllocResp": base64.b64encode(message).decode()}
+    write(tmp_path, entry("uid", "main", "amd.com/gpu") | by_name)
+    names = ("amd.com/gpu=card0", "amd.com/gpu=card1")
+    assert recorded(tmp_path, "uid", "main") == [replace(ANSWER, devices=(), names=names)]
 
 
 def test_a_node_on_which_nothing_was_allocated_has_no_entries(tmp_path: Path) -> None:
