@@ -15,7 +15,7 @@ from deviceplugin.apiserver import ApiServerError
 from deviceplugin.devices import GONE, WITHHELD
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from deviceplugin.apiserver import ApiServer
     from deviceplugin.devices import Device
@@ -105,6 +105,11 @@ def event_body(event: Event, node: str, uid: str, now: datetime) -> Json:
     }
 
 
+def just_told(told: Mapping[Event, float], now: float) -> dict[Event, float]:
+    """The events, with when each was told, that are not to be told again yet. Pure."""
+    return {event: when for event, when in told.items() if now - when < _REPEAT_SECONDS}
+
+
 class Events:
     """One thread that tells events; the devices it finds at first are as they should be."""
 
@@ -132,8 +137,10 @@ class Events:
     def tell(self, event: Event) -> None:
         """Tell an event soon, unless it was told just now."""
         now = time.monotonic()
-        if now - self._told.get(event, -_REPEAT_SECONDS) >= _REPEAT_SECONDS:
-            self._told[event] = now
+        told = just_told(self._told, now)
+        if event not in told:
+            # Another object each time, as any thread may be looking at this one.
+            self._told = {**told, event: now}
             self._waiting.append(event)
             self._offer.wake()
 

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 from deviceplugin.devices import GONE, WITHHELD
 from deviceplugin.events import (
+    IDLE_DIES,
     MISSING,
     NOT_OFFERED,
     RECOVERED,
@@ -13,6 +14,7 @@ from deviceplugin.events import (
     Event,
     device_events,
     event_body,
+    just_told,
 )
 
 from .given import BDF, ID, OTHER, device
@@ -59,6 +61,13 @@ def test_a_new_gpu_is_told_only_if_it_is_ill() -> None:
 def test_another_reason_is_news() -> None:
     assert [event.reason for event in device_events([ILL], [LOST])] == [MISSING]
     assert [event.reason for event in device_events([LOST], [ILL])] == [UNHEALTHY]
+
+
+def test_what_was_told_long_ago_is_forgotten() -> None:
+    events = [Event(IDLE_DIES, "text", pod=("team", f"job-{one}", "1")) for one in range(3)]
+    told = dict(zip(events, (100.0, 101.0, 700.0), strict=True))
+    assert list(just_told(told, 700.0)) == events[1:]
+    assert just_told(told, 2000.0) == {}
 
 
 def test_an_event_is_the_nodes() -> None:
