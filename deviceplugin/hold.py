@@ -6,11 +6,12 @@ from __future__ import annotations
 import logging
 import re
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from deviceplugin.allocate import gives_hook, nodes_of
 from deviceplugin.cdi import KFD, KIND, cdi_name
-from deviceplugin.devices import GONE, share_key
+from deviceplugin.devices import GONE, gpu_key, share_key
 from deviceplugin.record import RecordError
 from enforcer.api.client import EnforcerError
 from enforcer.model import Why
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 _PAUSE_SECONDS = 0.3
 _LEAST_SECONDS = 0.1
+_SNAPSHOT_SECONDS = 2.0
 _GPU_NAME = re.compile(rf"(/dev/dri/|{KIND}=)(card|renderD)[0-9]+")
 _REMAKE = "a new pod is given it where it is installed: delete this one"
 
@@ -135,16 +137,28 @@ class Holder:
         self._run = run
 
     def renumbered(self, items: Sequence[Slice], devices: Sequence[Device]) -> str | None:
-        """Why kubelet gives a container of these slices what is not of its GPUs; None if none."""
+        """Why kubelet gives a container of these slices what is not of its GPUs; None if none.
+
+        A driver that is loaded anew ends containers, and kubelet starts them at once: by the
+        numbers that the enforcer knows now, where it tells.
+        """
         for item in items:
             try:
                 given = self._recorded(item.pod_uid, item.container)
             except RecordError:
                 continue
-            why = renumbered(item, devices, given)
+            why = renumbered(item, self._as_now(devices), given) if given else None
             if why is not None:
                 return f"pod {item.namespace}/{item.pod}, container {item.container}: {why}"
         return None
+
+    def _as_now(self, devices: Sequence[Device]) -> list[Device]:
+        try:
+            gpus = self._client.snapshot(_SNAPSHOT_SECONDS).gpus
+        except EnforcerError:
+            return list(devices)
+        now = {gpu_key(gpu): gpu for gpu in gpus}
+        return [replace(one, gpu=now.get(one.key, one.gpu)) for one in devices]
 
     def hold(self, items: Sequence[Slice], timeout: float) -> str | None:
         """None once every slice is held; else why one is not, after at most ``timeout`` seconds.

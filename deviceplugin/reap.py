@@ -170,6 +170,8 @@ class Reaper(Follower):
             return
         try:
             for gone in gone_pods(slices, pods, held, datetime.now(UTC), young=0.0):
+                if time.monotonic() >= deadline:
+                    return
                 self._take_back(*gone, _left(deadline))
         except (ApiServerError, OSError) as error:
             _log.warning("the slices of pods that are over stay for now: %s", error)

@@ -49,10 +49,12 @@ if TYPE_CHECKING:
 _CALL_SECONDS = 5.0
 _RETRY_SECONDS = (0.1, 15.0)
 _IDLE_SECONDS = 30.0
-_PASSING = frozenset({0, 401, NOT_FOUND, 408, CONFLICT, 429, 502, 503, 504})
-"""What keeps a pod from being written for now, or only says that it is another one by now."""
-_STRAY_SECONDS = (10.0, 15.0)
-"""How long a lock may name no pod of this node before it is looked into, and then until again."""
+_LATER = frozenset({401, NOT_FOUND, 408, CONFLICT, 429})
+"""What says that this is not the time, or that the pod is another one by now."""
+_SILENT = frozenset({0, 502, 503, 504})
+"""What comes of an API server that is away, or of a webhook of its that is."""
+_STRAY_SECONDS = 10.0
+"""How long a lock may name no pod of this node before it is looked into, and then ever longer."""
 
 _log = logging.getLogger(__name__)
 
@@ -73,6 +75,7 @@ class _Stray:
 
     lock: NodeLock
     due: float
+    pause: float
     told: str = ""
     """Of what error the log has."""
 
@@ -190,7 +193,7 @@ class Release(Follower):
                 if known.due > now:
                     pause = min(pause, known.due - now)
                     continue
-                self._settle(pod)
+                self._settle(pod, patient=known.delay < _RETRY_SECONDS[1])
                 self._settled(pod)
             except ApiServerError as error:
                 delay, told = known.delay, known.told
@@ -220,9 +223,10 @@ class Release(Follower):
         now = time.monotonic()
         stray = self._stray
         if stray is None or stray.lock != lock:
-            stray = _Stray(lock, now + _STRAY_SECONDS[0])
+            stray = _Stray(lock, now + _STRAY_SECONDS, _STRAY_SECONDS)
         elif stray.due <= now:
-            stray = replace(stray, due=now + _STRAY_SECONDS[1])
+            # A quiet node asks for nothing, also where a lock is left over for good.
+            stray = replace(stray, due=now + 2 * stray.pause, pause=2 * stray.pause)
             try:
                 self._release_stray(lock)
             except ApiServerError as error:
@@ -275,7 +279,11 @@ class Release(Follower):
             self._known[pod.uid] = known
         return known[1]
 
-    def _settle(self, known: Pod) -> None:
+    def _settle(self, known: Pod, *, patient: bool) -> None:
+        """``patient``: what does not answer may yet, so the lock waits for the pod to be written.
+
+        Not for ever: an admission webhook that hangs says no more than that.
+        """
         # The node is read before the pod: if the pod is replaced by another of its name, which
         # then takes the lock, the node is no longer of this version and the release conflicts.
         node = None
@@ -292,7 +300,7 @@ class Release(Follower):
         try:
             self._annotate(pod, settlement.annotations)
         except ApiServerError as error:
-            if error.status in _PASSING:
+            if error.status in _LATER or (patient and error.status in _SILENT):
                 raise
             # The lock is the node's: whoever keeps one pod from being written, as an admission
             # webhook can, must not keep every other pod off the node as well.

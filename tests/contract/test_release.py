@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from deviceplugin import release
+from deviceplugin.apiserver import ApiServer as Server
 from deviceplugin.apiserver import connect
 from deviceplugin.checkpoint import Checkpoint
 from deviceplugin.pods import PodCache
 from deviceplugin.release import Release
-from tests.contract.conftest import LOCK, NODE
+from tests.contract.conftest import LOCK, NODE, eventually
 from tests.contract.peers import hami
 from tests.contract.peers.apiserver import ApiServer
 
@@ -35,17 +36,26 @@ def api() -> Iterator[ApiServer]:
 @pytest.fixture
 def due(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lock that names no pod of this node is looked into at the second look."""
-    monkeypatch.setattr(release, "_STRAY_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(release, "_STRAY_SECONDS", 0.0)
 
 
 @pytest.fixture
-def release_thread(api: ApiServer, tmp_path: Path) -> Iterator[Release]:
-    server = connect(NODE, api.kubeconfig(tmp_path / "kubeconfig"))
+def server(api: ApiServer, tmp_path: Path) -> Server:
+    return connect(NODE, api.kubeconfig(tmp_path / "kubeconfig"))
+
+
+@pytest.fixture
+def cache(server: Server) -> Iterator[PodCache]:
     cache = PodCache(server)
     cache.start()
     assert cache.wait_synced(5)
-    yield Release(server, cache, Checkpoint(tmp_path / "slices.json"), tuple)
+    yield cache
     cache.stop()
+
+
+@pytest.fixture
+def release_thread(server: Server, cache: PodCache, tmp_path: Path) -> Release:
+    return Release(server, cache, Checkpoint(tmp_path / "slices.json"), tuple)
 
 
 def put(api: ApiServer, node: str) -> None:
@@ -104,17 +114,40 @@ def test_a_conflict_or_an_outage_leaves_it_for_the_next_look(
     assert LOCK not in api.node_annotations(NODE)
 
 
-def test_it_is_looked_into_after_a_while_and_then_now_and_then(
+def test_it_is_looked_into_after_a_while_and_then_ever_more_seldom(
     api: ApiServer, release_thread: Release, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(api, "")
     asked = len(api.store.requests)
     assert 9 < work(release_thread) <= 10
     assert len(api.store.requests) == asked
-    later = SimpleNamespace(monotonic=lambda: time.monotonic() + 11)
-    monkeypatch.setattr("deviceplugin.release.time", later)
-    assert 14 < work(release_thread) <= 15
-    assert [one for one in api.store.requests[asked:] if "watch" not in one] == [
-        f"GET /api/v1/nodes/{NODE}",
-        "GET /api/v1/namespaces/default/pods/web-0",
-    ]
+    began = now = time.monotonic()
+    monkeypatch.setattr("deviceplugin.release.time", SimpleNamespace(monotonic=lambda: now))
+    looks = []
+    while now < began + 24 * 3600:
+        now += 5
+        seen = len(api.store.requests)
+        release_thread.work()
+        if any("/pods/web-0" in one for one in api.store.requests[seen:]):
+            looks.append(now - began)
+    assert looks[:4] == [10, 30, 70, 150]
+    assert len(looks) < 15
+
+
+def test_a_pod_that_nobody_answers_for_is_waited_for_and_then_keeps_no_lock(
+    api: ApiServer, cache: PodCache, release_thread: Release, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(release, "_RETRY_SECONDS", (0.01, 0.1))
+    api.store.patch("nodes", ("", NODE), {"metadata": {"annotations": {LOCK: None}}})
+    hami.bind(api, hami.pod("web-1", hami.container("app", 1)), NODE, "A,T,4096,76:;")
+    api.faults.hung_pod = "web-1"
+    eventually(lambda: [pod.name for pod in cache.pods()] == ["web-1"])
+    release_thread.fail(cache.pods()[0])
+    release_thread.work()
+    assert LOCK in api.node_annotations(NODE)
+
+    def unlocked() -> bool:
+        release_thread.work()
+        return LOCK not in api.node_annotations(NODE)
+
+    eventually(unlocked, timeout=20)

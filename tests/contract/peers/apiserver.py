@@ -63,6 +63,8 @@ class Faults:
     """Requests without this bearer token get a 401."""
     refuse_events: int = 0
     """Events get this status."""
+    hung_pod: str = ""
+    """Patches of the pod of this name get no answer, as with an admission webhook that hangs."""
     denied_pod: str = ""
     """Patches of the pod of this name get this status, 403 as of an admission webhook."""
     denied_status: int = 403
@@ -320,7 +322,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._faults(json.loads(body))
             return
         self.api.store.requests.append(f"{method} {self.path}")
-        if self.api.faults.away or self.api.closing:
+        hangs = method == "PATCH" and url.path.endswith(f"/pods/{self.api.faults.hung_pod}")
+        if self.api.faults.away or self.api.closing or hangs:
             self.close_connection = True
             return
         scheme, _, token = self.headers.get("Authorization", "").partition(" ")

@@ -20,6 +20,7 @@ from enforcer.api.server import Server
 from enforcer.model import (
     MIB,
     ContainerKind,
+    Gpu,
     HostSupport,
     ImageLibc,
     Layer,
@@ -64,6 +65,7 @@ class Enforcer:
         self.libc: ImageLibc | None = None
         self.images: list[tuple[str, str, str]] = []
         self.absent: set[str] = set()
+        self.gpus: tuple[Gpu, ...] = ()
 
     def prepare(self, pod_uid: str, container: str, wait: float) -> list[tuple[Protection, bool]]:
         self.asked.append((pod_uid, container))
@@ -72,7 +74,7 @@ class Enforcer:
         return self.answer
 
     def snapshot(self) -> Snapshot | None:
-        return None if self.support is None else Snapshot(1.0, self.support, (), ())
+        return None if self.support is None else Snapshot(1.0, self.support, self.gpus, ())
 
     def image_libc(self, pod_uid: str, container: str, image: str, wait: float) -> ImageLibc:
         self.images.append((pod_uid, container, image))
@@ -293,6 +295,25 @@ def test_it_says_what_it_was_and_what_it_is(holder: Holder, short_path: Path) ->
         "/dev/dri/renderD128 now: delete this pod"
     )
     assert holder.renumbered([slice_of()], TODAY) is None, "a record that cannot be read"
+
+
+def test_its_numbers_are_those_that_the_enforcer_knows_by_now(
+    enforcer: Enforcer, holder: Holder, short_path: Path
+) -> None:
+    assert holder is not None
+    given = [of("card0", "renderD128")]
+    with Client(short_path / "enforcer.sock") as client:
+        one = made(client, recorded=lambda *_: given)
+        assert one.renumbered([slice_of()], TODAY) is None
+        # The driver was loaded anew, and the next look at the devices is yet to come.
+        own, other = (device.gpu for device in TODAY)
+        enforcer.support = NO_LAYER
+        enforcer.gpus = (
+            replace(own, card=other.card, render=other.render),
+            replace(other, card=own.card, render=own.render),
+        )
+        why = one.renumbered([slice_of()], TODAY) or ""
+    assert "kubelet gives it /dev/dri/card0, /dev/dri/renderD128" in why
 
 
 def hooked(name: str = "app") -> Slice:

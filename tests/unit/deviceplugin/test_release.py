@@ -132,7 +132,8 @@ def test_a_pod_that_nobody_thought_of_keeps_no_other_from_what_it_is_owed(
     release = Release(nobody, cache, nobody, lambda: DEVICES)
     settled: list[str] = []
 
-    def settle_it(_: Release, one: Pod) -> None:
+    def settle_it(_: Release, one: Pod, *, patient: bool) -> None:
+        assert patient
         if one.name == "odd":
             raise KeyError("what nobody thought of")
         settled.append(one.name)
