@@ -177,17 +177,20 @@ class ApiServer:
         return response
 
 
-def connect(node: str, kubeconfig: Path | None) -> ApiServer:
+def connect(node: str, kubeconfig: Path | None, keys: Path | None = None) -> ApiServer:
     """The API server of a kubeconfig, or of the cluster this process runs in.
 
-    Raises ``kubernetes.config.ConfigException`` where neither describes one.
+    The directory ``keys`` gets the keys that are in the kubeconfig itself, as files. Raises
+    ``kubernetes.config.ConfigException`` where neither describes one.
     """
     configuration = client.Configuration()
     if kubeconfig is None:
         config.load_incluster_config(configuration)  # type: ignore[no-untyped-call]
     else:
         config.load_kube_config(  # type: ignore[no-untyped-call]
-            str(kubeconfig), client_configuration=configuration
+            str(kubeconfig),
+            client_configuration=configuration,
+            temp_file_path=None if keys is None else str(keys),
         )
     # Two watches, and one request each from Allocate, release, publish-node, reap and both events.
     configuration.connection_pool_maxsize = 8

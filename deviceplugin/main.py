@@ -8,7 +8,10 @@ import signal
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Protocol
 
 from deviceplugin.cdi import Cdi, Groups
@@ -46,7 +49,6 @@ from enforcer.slices import FILE, CheckpointError
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
     from typing import IO
 
     from deviceplugin.apiserver import ApiServer
@@ -101,9 +103,10 @@ def run(arguments: argparse.Namespace, stopping: threading.Event) -> int:
     if not arguments.node_name:
         raise _StartError("expected the node's name in --node-name or NODE_NAME, found none")
     heart = Heartbeat(arguments.heartbeat, LOOK_SECONDS)
-    api = _connect(arguments)
-    pod_events = PodEvents(api)
-    with Client(arguments.socket) as client:
+    with ExitStack() as stack:
+        api = _connect(arguments, stack)
+        pod_events = PodEvents(api)
+        client = stack.enter_context(Client(arguments.socket))
         roots = Roots(sys=arguments.sys, dev=arguments.dev)
         source = GpuSource(roots, client, pod_events.see)
         lock = _lock(arguments.state_dir, stopping, source.learn, arguments.health_pulse, heart)
@@ -248,14 +251,18 @@ def _lacks(parts: Iterable[_Part], source: GpuSource, offer: Offer) -> list[str]
     return [*found, offer.trouble] if offer.trouble else found
 
 
-def _connect(arguments: argparse.Namespace) -> ApiServer:
+def _connect(arguments: argparse.Namespace, stack: ExitStack) -> ApiServer:
     # The client costs a third of this process, so it comes after what can be wrong without it.
     from kubernetes.config import ConfigException  # noqa: PLC0415
 
     from deviceplugin.apiserver import connect  # noqa: PLC0415
 
+    keys = None
     try:
-        return connect(arguments.node_name, arguments.kubeconfig)
+        if arguments.kubeconfig is not None:
+            # What the client library makes to be removed at exit is not removed after ``leave``.
+            keys = Path(stack.enter_context(TemporaryDirectory(prefix="ringfence-")))
+        return connect(arguments.node_name, arguments.kubeconfig, keys)
     except (ConfigException, OSError) as error:
         raise _StartError(
             f"the API server: expected --kubeconfig or a service account, found: {error}"

@@ -3,17 +3,23 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.contract.conftest import eventually
+from deviceplugin.apiserver import connect
+from tests.contract.conftest import NODE, eventually
 from tests.contract.peers import hami
+from tests.contract.peers.apiserver import kubeconfig
 from tests.contract.peers.faulty import STATUS
 from tests.contract.peers.kubelet import AdmissionError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.contract.conftest import Bench
 
 FEWEST = 9
@@ -150,3 +156,20 @@ def test_a_checkpoint_that_cannot_be_written_refuses_the_pod_and_frees_the_node(
     bench.wait_unlocked()
     blocker.rmdir()
     assert next_pod_is_served(bench) == "0:0-75"
+
+
+def test_the_keys_of_a_kubeconfig_are_left_nowhere(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    process = bench.start()
+    (keys,) = tmp_path.iterdir()
+    # As the client library writes them for a server that wants them.
+    whole = json.loads(kubeconfig("https://127.0.0.1:1"))
+    secret = base64.b64encode(b"a key").decode()
+    whole["users"][0]["user"] = {"client-certificate-data": secret, "client-key-data": secret}
+    (tmp_path / "kubeconfig").write_text(json.dumps(whole))
+    connect(NODE, tmp_path / "kubeconfig", keys)
+    assert [one.read_bytes() for one in keys.iterdir()] == [b"a key"]
+    assert bench.terminate(process) == 0
+    assert not keys.exists()
