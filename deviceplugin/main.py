@@ -41,6 +41,7 @@ from deviceplugin.terms import overridden
 from deviceplugin.unscheduled import Unscheduled
 from enforcer import log
 from enforcer.api.client import Client
+from enforcer.host.event import SignalSafeEvent
 from enforcer.host.heartbeat import Heartbeat
 from enforcer.host.lock import HeldError, hold
 from enforcer.host.roots import Roots
@@ -75,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
         sys.stderr.write(f"ringfence device-plugin: {error}\n")
         return 2
     log.to_stderr(arguments.log_level.upper(), "%(asctime)s %(levelname)s %(name)s: %(message)s")
-    stopping = threading.Event()
+    stopping = SignalSafeEvent()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
     try:
@@ -98,7 +99,7 @@ class _StartError(Exception):
     """Why the plugin cannot start; for the administrator."""
 
 
-def run(arguments: argparse.Namespace, stopping: threading.Event) -> int:
+def run(arguments: argparse.Namespace, stopping: SignalSafeEvent) -> int:
     """Work until ``stopping`` is set; the exit status."""
     if not arguments.node_name:
         raise _StartError("expected the node's name in --node-name or NODE_NAME, found none")
@@ -119,7 +120,7 @@ def run(arguments: argparse.Namespace, stopping: threading.Event) -> int:
 
 def _work(
     arguments: argparse.Namespace,
-    stopping: threading.Event,
+    stopping: SignalSafeEvent,
     api: ApiServer,
     client: Client,
     source: GpuSource,
@@ -271,7 +272,7 @@ def _connect(arguments: argparse.Namespace, stack: ExitStack) -> ApiServer:
 
 def _lock(
     directory: Path,
-    stopping: threading.Event,
+    stopping: SignalSafeEvent,
     learn: Callable[[], None],
     seconds: float,
     heart: Heartbeat,

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from deviceplugin.pod import Count
     from deviceplugin.server import DevicePlugin
     from deviceplugin.standing import Standings
+    from enforcer.host.event import SignalSafeEvent
     from enforcer.host.heartbeat import Heartbeat
 
 VERSION = "v1beta1"
@@ -59,7 +60,7 @@ def register_all(  # noqa: PLR0913 - each is another part of the node
     plugin: Callable[[str], DevicePlugin],
     devices: Callable[[], Iterable[Device]],
     directory: Path,
-    stopping: threading.Event,
+    stopping: SignalSafeEvent,
     conflict: Callable[[str], None],
     standings: Standings,
     counted: Callable[[str], Count | None],
@@ -144,7 +145,7 @@ class Registration:
         self.lack = "begins"
         """What keeps it from being registered; empty if nothing does."""
 
-    def run(self, stopping: threading.Event) -> None:
+    def run(self, stopping: SignalSafeEvent) -> None:
         """Register, and stay registered until ``stopping`` is set."""
         known: tuple[int, int] | None = None
         pause, due = _RETRY_SECONDS[0], 0.0

@@ -24,6 +24,7 @@ from enforcer.apply import lift_dmem
 from enforcer.devices import DEVICE
 from enforcer.host import cgroups, dmem, driver
 from enforcer.host.apart import Apart
+from enforcer.host.event import SignalSafeEvent
 from enforcer.host.files import FileError
 from enforcer.host.heartbeat import Heartbeat
 from enforcer.host.lock import HeldError, hold, wait_to_hold
@@ -53,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     log.to_stderr(logging.INFO, "%(asctime)s %(levelname)s %(message)s")
     lasting = not (options.once or options.unload)
     heart = Heartbeat(options.heartbeat if lasting else None, options.interval)
-    stop = threading.Event()
+    stop = SignalSafeEvent()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     try:
@@ -74,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
     return log.leave(status) if lasting else status
 
 
-def _lock(options: argparse.Namespace, stop: threading.Event, heart: Heartbeat) -> IO[bytes] | None:
+def _lock(options: argparse.Namespace, stop: SignalSafeEvent, heart: Heartbeat) -> IO[bytes] | None:
     """The right to be this node's enforcer; None if told to stop before it was had."""
     path = options.socket.with_suffix(".lock")
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -88,7 +89,7 @@ def _lock(options: argparse.Namespace, stop: threading.Event, heart: Heartbeat) 
     return wait_to_hold(path, stop, waiting)
 
 
-def _run(options: argparse.Namespace, stop: threading.Event, heart: Heartbeat) -> int:
+def _run(options: argparse.Namespace, stop: SignalSafeEvent, heart: Heartbeat) -> int:
     try:
         apart = None if options.once else Apart(_APART)
     except OSError as error:
@@ -147,7 +148,7 @@ def _serve(
     options: argparse.Namespace,
     enforcer: Enforcer,
     apart: Apart,
-    stop: threading.Event,
+    stop: SignalSafeEvent,
     heart: Heartbeat,
 ) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):

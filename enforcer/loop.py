@@ -22,6 +22,7 @@ from enforcer.devices import Devices
 from enforcer.health import Health, HealthFile
 from enforcer.hookfiles import HookFiles, held_by_kernel, hooked
 from enforcer.host import cgroups, dmem, runtime
+from enforcer.host.event import SignalSafeEvent
 from enforcer.host.files import FileError, FileVanished
 from enforcer.host.watch import Watch
 from enforcer.images import ImageError, Images, NoImageError
@@ -153,7 +154,7 @@ class Enforcer:
         self._changed = threading.Condition()
         self._asked = 0
         self._passed: _Pass | None = None
-        self._wake = threading.Event()
+        self._wake = SignalSafeEvent()
         self._stopping = False
 
     def devices_changed(self) -> None:
@@ -171,7 +172,10 @@ class Enforcer:
         self._wake.set()
 
     def stop(self) -> None:
-        """End ``run`` after the pass under way; every limit stays in force. From any thread."""
+        """End ``run`` after the pass under way; every limit stays in force.
+
+        From any thread, and from the handler of a signal.
+        """
         self._stopping = True
         self._wake.set()
 

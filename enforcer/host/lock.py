@@ -7,10 +7,11 @@ import fcntl
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable
     from pathlib import Path
     from typing import IO
+
+    from enforcer.host.event import SignalSafeEvent
 
 _POLL = 0.2
 
@@ -31,7 +32,7 @@ def hold(path: Path) -> IO[bytes]:
 
 
 def wait_to_hold(
-    path: Path, stop: threading.Event, waiting: Callable[[HeldError], object]
+    path: Path, stop: SignalSafeEvent, waiting: Callable[[HeldError], object]
 ) -> IO[bytes] | None:
     """Hold the lock as soon as its holder lets go; None if ``stop`` was set before.
 

@@ -10,6 +10,7 @@ from deviceplugin.registration import Registration, register_all
 from deviceplugin.server import DevicePlugin, Giver
 from deviceplugin.standing import Standings
 from deviceplugin.terms import Terms
+from enforcer.host.event import SignalSafeEvent
 from enforcer.host.heartbeat import Heartbeat, read_verdict
 
 
@@ -29,7 +30,7 @@ def test_one_that_cannot_be_called_is_not_settled(tmp_path: Path) -> None:
     one = Registration(
         plugin, directory, lambda _: None, Standings(tmp_path / "standing"), lambda _: None
     )
-    stopping = threading.Event()
+    stopping = SignalSafeEvent()
     begun = one.looked
     thread = threading.Thread(target=one.run, args=(stopping,))
     thread.start()
@@ -47,7 +48,7 @@ def test_one_that_cannot_be_called_is_not_settled(tmp_path: Path) -> None:
 
 def test_one_that_cannot_do_its_work_is_alive_and_not_ready(tmp_path: Path) -> None:
     lacking: list[str] = []
-    stopping = threading.Event()
+    stopping = SignalSafeEvent()
     beat = tmp_path / "beat"
     thread = threading.Thread(
         target=register_all,

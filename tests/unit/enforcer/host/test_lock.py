@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from enforcer.host.event import SignalSafeEvent
 from enforcer.host.lock import HeldError, hold, wait_to_hold
 
 
@@ -48,7 +49,7 @@ def test_who_waits_gets_the_lock_when_it_is_let_go_and_is_told_of_it_meanwhile(
     timer = threading.Timer(0.5, first.close)
     timer.start()
     try:
-        held = wait_to_hold(path, threading.Event(), told.append)
+        held = wait_to_hold(path, SignalSafeEvent(), told.append)
     finally:
         timer.join()
     assert held is not None
@@ -59,7 +60,7 @@ def test_who_waits_gets_the_lock_when_it_is_let_go_and_is_told_of_it_meanwhile(
 
 def test_who_waits_can_be_told_to_stop(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    stop = threading.Event()
+    stop = SignalSafeEvent()
     timer = threading.Timer(0.3, stop.set)
     timer.start()
     try:
@@ -71,7 +72,7 @@ def test_who_waits_can_be_told_to_stop(tmp_path: Path) -> None:
 
 def test_a_free_lock_is_had_without_a_word(tmp_path: Path) -> None:
     told: list[HeldError] = []
-    held = wait_to_hold(tmp_path / "lock", threading.Event(), told.append)
+    held = wait_to_hold(tmp_path / "lock", SignalSafeEvent(), told.append)
     assert held is not None
     held.close()
     assert told == []
@@ -79,4 +80,4 @@ def test_a_free_lock_is_had_without_a_word(tmp_path: Path) -> None:
 
 def test_waiting_where_nothing_can_be_written_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
-        wait_to_hold(tmp_path / "gone" / "lock", threading.Event(), lambda _: None)
+        wait_to_hold(tmp_path / "gone" / "lock", SignalSafeEvent(), lambda _: None)
