@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -125,6 +126,31 @@ def test_what_keeps_it_from_its_work_is_told_when_it_begins_changes_and_ends(
         "the slices stay as they are for now: read-only",
         "the slices follow what runs again",
     ]
+
+
+def test_what_others_left_is_taken_back_at_once_as_far_as_there_is_time(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path / "slices.json")
+    for name in ("a", "b", "c"):
+        checkpoint.add(slice_of(name=name))
+    asked: list[float] = []
+    deadline = time.monotonic() + 0.5
+
+    def get_pod(_: str, name: str, timeout: float) -> None:
+        asked.append(timeout)
+        if name == "b":
+            time.sleep(max(0.0, deadline - time.monotonic()))
+
+    api: Any = SimpleNamespace(get_pod=get_pod)
+    cache: Any = SimpleNamespace(pods=list, synced=True)
+    held: PodDevices | None = None
+    reaper = Reaper(api, cache, checkpoint, lambda _: held, lambda: ())
+    reaper.reap_now(deadline)
+    assert asked == [], "nothing is known of what kubelet has"
+    held = {}
+    reaper.reap_now(deadline)
+    assert [item.pod for item in checkpoint.slices] == ["c"]
+    assert len(asked) == 2
+    assert max(asked) <= 0.5
 
 
 def test_lost_slices_are_looked_for_until_kubelet_and_gpus_are_known(
