@@ -142,12 +142,15 @@ class Holder:
         A driver that is loaded anew ends containers, and kubelet starts them at once: by the
         numbers that the enforcer knows now, where it tells.
         """
+        now: Sequence[Device] = ()
         for item in items:
             try:
                 given = self._recorded(item.pod_uid, item.container)
             except RecordError:
                 continue
-            why = renumbered(item, self._as_now(devices), given) if given else None
+            # Asked once: an enforcer that hangs takes its time at each question.
+            now = now or self._as_now(devices)
+            why = renumbered(item, now, given)
             if why is not None:
                 return f"pod {item.namespace}/{item.pod}, container {item.container}: {why}"
         return None
